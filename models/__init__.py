@@ -1,0 +1,1 @@
+"""Networks, device operations and weights: everything that knows tensors and nothing that knows drafting."""

@@ -1,0 +1,85 @@
+"""The device operations that networks are written in.
+
+A backend is a namespace of Cells with the names below. Each Cell owns its parameters in the layout that its device
+likes and says in ``weights`` where they come from. All of them work on *rows*: R = n * w rows, one a token, n
+requests of w columns. ``Rows`` makes the bundle ``rows`` that the other Cells take:
+
+====  =============  ======================================================================================
+ 0    token          int32 [R]
+ 1    position       int32 [R], absolute
+ 2    request        int32 [R], 0 .. n-1
+ 3    cell           int32 [R], request * w + column: where the row stands in the [n, w] grid
+ 4    count          int32 [1]: rows from here on are dead
+ 5    block_tables   int32 [n, B]
+ 6..  the backend's own
+====  =============  ======================================================================================
+
+Backends that compact put the live rows first; the others leave each row at its cell and set ``count`` to R.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Shape of one attention layer and of its paged cache."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_blocks: int
+    block_size: int
+    max_len: int
+    rms_norm_eps: float
+    qk_norm: bool
+
+
+class Backend(Protocol):
+    """Constructors of the operations. ``dtype`` is how weights are stored; activations are the backend's choice."""
+
+    name: str
+    host_bounds: bool
+    """True where attention lengths are read by the host at launch, so that ``Rows`` needs upper bounds from it."""
+
+    def Rows(self, max_len: int, block_size: int) -> Any:
+        """(tokens int32 [n, w] (-1: none), start int32 [n], block_tables int32 [n, B], bounds int32 [R]) -> rows."""
+
+    def Embedding(self, vocab: int, hidden: int, dtype: str) -> Any:
+        """(rows) -> float [R, hidden]."""
+
+    def NormLinear(self, out: int, hidden: int, eps: float, dtype: str, tied: Any = None) -> Any:
+        """(x [R, hidden], rows) -> [R, out]: RMS norm, then a linear map. ``tied``: an Embedding to share weights with."""
+
+    def NormGatedLinear(self, out: int, hidden: int, eps: float, dtype: str) -> Any:
+        """(x [R, hidden], rows) -> [R, out]: RMS norm, then silu(gate) * up."""
+
+    def LinearAdd(self, out: int, inner: int, dtype: str) -> Any:
+        """(x [R, inner], residual [R, out], rows) -> [R, out]: a linear map added to the residual."""
+
+    def Attention(self, geometry: Geometry, cos: Any, sin: Any) -> Any:
+        """(qkv [R, (heads + 2 kv_heads) * head_dim], rows) -> [R, heads * head_dim].
+
+        Norms q and k where the geometry says so, rotates them, writes k and v to the cache, attends to all positions
+        up to the row's own. Owns ``k_cache`` and ``v_cache``.
+        """
+
+    def Pick(self) -> Any:
+        """(x [R, H], rows) -> (x [1, H], rows): the last live row of a prefill chunk, as rows of their own."""
+
+    def Probs(self) -> Any:
+        """(logits [R, V], rows, sampling [n, 4], banned [n, E], banned_until [n]) -> float32 [R, V]."""
+
+    def InverseCDF(self) -> Any:
+        """(p [R, V], rows, u [n, w]) -> int32 [n, w]; -1 in dead cells and where p sums to 0."""
+
+    def Entropy(self) -> Any:
+        """(logits [R, V], rows) -> float32 [n, w], nats."""
+
+    def Grid(self) -> Any:
+        """(x [R, V], rows) -> [n, w, V]; zeros in dead cells."""
+
+    def NgramLookup(self, min_n: int, max_n: int, num_drafts: int) -> Any:
+        """(history int32 [S, L], slot [n], length [n], limit [n]) -> (drafts int32 [n, K], counts int32 [n])."""

@@ -1,0 +1,59 @@
+"""What the engine hands to the compiled graphs, and what it gets back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass
+class Work:
+    """One request's share of a graph call."""
+
+    slot: int
+    """Row of the device state, 1..max_num_seqs (row 0 is padding)."""
+    tokens: list[int]
+    """Prefill: the chunk. Decode: the last committed token, then its drafts."""
+    start: int
+    """Absolute position of ``tokens[0]``."""
+    block_table: list[int]
+    """Physical KV blocks (1 or more; block 0 is nobody's) covering positions 0 .. start + len(tokens) - 1."""
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    banned: list[int] = field(default_factory=list)
+    """Ids that may not be emitted at absolute positions below ``banned_until``."""
+    banned_until: int = 0
+    seed: int = 0
+    sample: int = 0
+    output_index: int = 0
+    """Index, among the request's output tokens, of the first token that this call emits."""
+    draft_limit: int = 0
+    """The most drafts to propose for the next step."""
+
+
+@dataclass
+class Result:
+    """What one request gets from a graph call."""
+
+    tokens: list[int]
+    """The accepted drafts and one token more. -1 stands where the logits were not finite."""
+    drafts: list[int]
+    """Drafts for the next step."""
+    num_accepted: int = 0
+
+
+class Runner(Protocol):
+    """The compiled model. All calls come from the process's one graph thread."""
+
+    num_blocks: int
+    """KV blocks, the null block 0 among them."""
+    num_compiled: int
+    """Graphs compiled so far."""
+
+    def prefill(self, work: Work, last: bool) -> Result | None:
+        """Runs one chunk of a prompt. Samples the first token when ``last``, else returns None."""
+
+    def decode(self, works: list[Work]) -> list[Result]:
+        """Verifies each request's drafts, commits what was accepted and proposes the next drafts."""
