@@ -1,0 +1,279 @@
+"""The command line. Nothing here imports MindSpore or transformers before a request has been found sound."""
+
+# No "from __future__ import annotations": typer reads the annotations at run time.
+import json
+import os
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any, Optional, TextIO
+
+import typer
+
+from ms_spec import __version__
+from ms_spec.job import DEFAULT_MODEL, DEFAULT_SAMPLING, Job, UserError, execute, one_line
+from ms_spec.prompts import Prompt, read_prompts, read_stdin_prompt
+from ms_spec.terminal import JsonPrinter, TextPrinter, note, result_stream
+
+EXIT_MISTAKE, EXIT_INTERRUPT, EXIT_PIPE = 2, 130, 141
+# What a person can cause; anything else is a fault of ours and keeps its trace.
+MISTAKES = (ValueError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError)
+JSON_EXAMPLES = {
+    "--speculative-config": '{"method": "ngram", "num_speculative_tokens": 4}',
+    "--additional-config": '{"rejection_sampler_config": {"enable_block_verify": true}}',
+    "--compilation-config": '{"cudagraph_capture_sizes": [5, 10]}',
+}
+
+app = typer.Typer(
+    name="ms-spec",
+    help="Speculative decoding for large language models, native to MindSpore.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"ms-spec {__version__}")
+        raise typer.Exit()
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Speculative decoding for large language models, native to MindSpore."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def parse_json(option: str, text: Optional[str]) -> Optional[dict[str, Any]]:
+    """The object in a JSON option.
+
+    Raises:
+        UserError: it is not JSON, or not an object.
+    """
+    if text is None:
+        return None
+    example = JSON_EXAMPLES[option]
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{option}: not valid JSON ({error.msg} at column {error.colno}); for example '{example}'"
+        ) from None
+    if not isinstance(value, dict):
+        raise UserError(f"{option}: expected a JSON object, got {text!r:.40}; for example '{example}'")
+    return value
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None and value != []}
+
+
+@app.command()
+def generate(
+    model: Annotated[
+        str,
+        typer.Option("--model", "-m", metavar="MODEL", help="Folder, .gguf file, Hugging Face name, or smollm2-135m."),
+    ] = DEFAULT_MODEL,
+    prompt: Annotated[
+        Optional[list[str]],
+        typer.Option("--prompt", "-p", metavar="TEXT", help="A prompt; repeat for several; - reads stdin."),
+    ] = None,
+    prompts: Annotated[
+        Optional[str],
+        typer.Option("--prompts", metavar="FILE", help="JSON lines, or one prompt a line; - reads stdin."),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Each prompt is a user's message: apply the chat template.")
+    ] = False,
+    batch: Annotated[
+        Optional[int],
+        typer.Option("--batch", metavar="N", min=1, help="How many requests run together [default: all that fit]."),
+    ] = None,
+    max_tokens: Annotated[
+        Optional[int],
+        typer.Option(
+            "--max-tokens", metavar="N", help=f"Most tokens to generate [default: {DEFAULT_SAMPLING['max_tokens']}]."
+        ),
+    ] = None,
+    temperature: Annotated[
+        Optional[float],
+        typer.Option("--temperature", "-t", metavar="T", help="0 takes the likeliest token [default: 0]."),
+    ] = None,
+    top_p: Annotated[
+        Optional[float], typer.Option("--top-p", metavar="P", help="Smallest set with this much mass, in (0, 1].")
+    ] = None,
+    top_k: Annotated[
+        Optional[int], typer.Option("--top-k", metavar="N", help="The k likeliest tokens; 0 is off.")
+    ] = None,
+    min_p: Annotated[
+        Optional[float],
+        typer.Option("--min-p", metavar="P", help="Least probability, as a share of the likeliest token's."),
+    ] = None,
+    seed: Annotated[Optional[int], typer.Option("--seed", metavar="N", help="Makes sampling repeatable.")] = None,
+    stop: Annotated[
+        Optional[list[str]],
+        typer.Option("--stop", metavar="TEXT", help="End at this text and leave it out; repeat for several."),
+    ] = None,
+    max_model_len: Annotated[
+        Optional[int], typer.Option("--max-model-len", metavar="N", help="Longest prompt plus answer, in tokens.")
+    ] = None,
+    max_num_seqs: Annotated[
+        Optional[int],
+        typer.Option(
+            "--max-num-seqs",
+            metavar="N",
+            help="Most requests the engine is built for [default: the prompts, at most 8].",
+        ),
+    ] = None,
+    dtype: Annotated[
+        Optional[str],
+        typer.Option("--dtype", metavar="DTYPE", help="Of the weights: auto, bfloat16, float16 or float32."),
+    ] = None,
+    speculative_config: Annotated[
+        Optional[str], typer.Option("--speculative-config", "-sc", metavar="JSON", help="How to draft.")
+    ] = None,
+    additional_config: Annotated[
+        Optional[str], typer.Option("--additional-config", metavar="JSON", help="How to verify.")
+    ] = None,
+    compilation_config: Annotated[
+        Optional[str], typer.Option("--compilation-config", metavar="JSON", help="Which graphs to compile.")
+    ] = None,
+    show_drafts: Annotated[
+        bool, typer.Option("--show-drafts", help="Colour accepted draft tokens against the model's own.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per request and nothing else.")
+    ] = False,
+) -> int:
+    """Answer prompts. Text goes to stdout as it comes; notes go to stderr."""
+    if as_json and show_drafts:
+        raise UserError("--show-drafts colours text, --json prints none: give one of them")
+    engine = _given(
+        model=model,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        dtype=dtype,
+        speculative_config=parse_json("--speculative-config", speculative_config),
+        additional_config=parse_json("--additional-config", additional_config),
+        compilation_config=parse_json("--compilation-config", compilation_config),
+    )
+    sampling = _given(
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, stop=stop
+    )
+    asked = [read_stdin_prompt() if text == "-" else Prompt(text) for text in prompt or []]
+    if prompts is not None:
+        asked += read_prompts(prompts)
+    job = Job(asked, engine, sampling, chat, batch)
+    with result_stream() as out:
+        return _execute(job, out, as_json, show_drafts)
+
+
+def _execute(job: Job, out: TextIO, as_json: bool, show_drafts: bool) -> int:
+    with redirect_stdout(sys.stderr):
+        return execute(job, JsonPrinter(out) if as_json else TextPrinter(out, len(job.prompts), show_drafts))
+
+
+@app.command(name="run")
+def run_file(
+    config: Annotated[str, typer.Argument(metavar="CONFIG.yaml", help="The run file.")],
+    changes: Annotated[
+        Optional[list[str]], typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as sampling_params.seed=1.")
+    ] = None,
+) -> int:
+    """Run a YAML file: the same options as `generate`, written down."""
+    from ms_spec.runfile import load_run
+
+    run = load_run(config, changes)
+    if run.output is None:
+        if run.json and run.show_drafts:
+            raise UserError("show_drafts colours text, json prints none: set one of them")
+        with result_stream() as out:
+            return _execute(run.job, out, run.json, run.show_drafts)
+    partial = run.output.with_name(run.output.name + ".part")
+    with partial.open("w", encoding="utf-8") as out:
+        code = _execute(run.job, out, True, False)
+    partial.replace(run.output)  # a file of that name is a whole one
+    note(f"[{len(run.job.prompts)} results in {run.output}]")
+    return code
+
+
+@app.command()
+def info(
+    model: Annotated[
+        str,
+        typer.Option("--model", "-m", metavar="MODEL", help="Folder, .gguf file, Hugging Face name, or smollm2-135m."),
+    ] = DEFAULT_MODEL,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Tell what a model is and what it would take, without loading it."""
+    from ms_spec.info import describe, show
+
+    facts = describe(model)
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        show(facts)
+    return 0
+
+
+@app.command()
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Remove what is there (of KIND, or everything).")] = False,
+    kind: Annotated[Optional[str], typer.Argument(metavar="[KIND]", help="One kind of entry.")] = None,
+) -> int:
+    """Show what ms-spec keeps in the user's cache folder, or clear it. Everything in it can be made again."""
+    from ms_spec.cache import clear_kind, kinds, show
+
+    if clear:
+        freed = clear_kind(kind)
+        print(f"removed {freed / 1e6:.1f} MB")
+        return 0
+    if kind is not None and kind not in kinds():
+        raise UserError(f"cache: nothing of kind {kind!r}; there is {', '.join(kinds()) or 'nothing'}")
+    show(kind)
+    return 0
+
+
+def _is_usage_error(error: BaseException) -> bool:
+    """Whether it is a ClickException, of whichever click typer carries."""
+    return any(base.__name__ == "ClickException" for base in type(error).__mro__)
+
+
+def run_app(arguments: Optional[list[str]] = None) -> int:
+    """Runs the command line. Returns the exit code: 0, 2 for a mistake, 130 for Ctrl-C, 141 for a closed pipe."""
+    try:
+        code = app(args=arguments, prog_name="ms-spec", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except BrokenPipeError:
+        # Nobody reads any more; at exit Python would flush into the closed pipe and complain.
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+        return EXIT_PIPE
+    except (KeyboardInterrupt, typer.Abort):
+        note("\nms-spec: interrupted")
+        return EXIT_INTERRUPT
+    except MISTAKES as error:
+        if os.environ.get("MS_SPEC_DEBUG"):
+            raise
+        note(f"ms-spec: error: {one_line(error)}")
+        return EXIT_MISTAKE
+    except Exception as error:
+        if not _is_usage_error(error):
+            raise
+        message = one_line(error) if not hasattr(error, "format_message") else " ".join(error.format_message().split())
+        if message:  # a bare `ms-spec` has shown its help
+            note(f"ms-spec: error: {message}")
+        return EXIT_MISTAKE
+
+
+def main() -> None:
+    """The entry point of ``ms-spec``."""
+    sys.exit(run_app())
