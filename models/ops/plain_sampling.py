@@ -1,0 +1,168 @@
+"""Sampling and n-gram lookup in plain MindSpore operators, for every device. Float32, row by row.
+
+Slow on CPU (they sort the vocabulary), but short: the fused kernels are tested against the same NumPy oracle. All
+Cells take the ``rows`` bundle of :mod:`ms_spec.models.ops.interface`: rows from ``count`` on are dead, and a row's
+place in the [n, w] grid is its ``cell``.
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+
+_TINY = 1e-30  # keeps divisions defined; no temperature or sum that matters is smaller
+_INF = float("inf")
+
+
+def _live(rows: tuple) -> Tensor:
+    """bool [R]: which rows are not dead."""
+    return ops.arange(rows[0].shape[0]).astype(ms.int32) < rows[4]
+
+
+def _rows_of_cells(rows: tuple, size: int) -> Tensor:
+    """int32 [size]: the row that stands in each cell of the grid; R where there is none."""
+    count = rows[0].shape[0]
+    cell = ops.select(_live(rows), rows[3], ops.full_like(rows[3], size))  # one spare cell takes the dead rows
+    index = ops.arange(count).astype(ms.int32)
+    return ops.tensor_scatter_elements(ops.full((size + 1,), count, dtype=ms.int32), cell, index, 0)[:size]
+
+
+def _grid(rows: tuple) -> tuple[int, int]:
+    """(n, w), the shape of the grid that the rows were taken from."""
+    requests = rows[5].shape[0]
+    return requests, rows[0].shape[0] // requests
+
+
+def _at_cells(x: Tensor, rows: tuple, size: int, absent: float) -> Tensor:
+    """x [R, ...] -> [size, ...] in the order of the grid, ``absent`` in dead cells."""
+    spare = ops.full((1, *x.shape[1:]), absent, dtype=x.dtype)
+    return ops.gather(ops.cat((x, spare)), _rows_of_cells(rows, size), 0)
+
+
+class Probs(nn.Cell):
+    """Logits to the distribution that a request samples from.
+
+    (logits float32 [R, V], rows, sampling float32 [n, 4], banned int32 [n, E] (-1: none), banned_until int32 [n])
+    -> float32 [R, V]. ``sampling`` holds temperature, top_k (<= 0: off), top_p and min_p.
+
+    Banned ids go first; then temperature, top-k, top-p (the smallest set of ids whose mass, of what top-k left, is
+    at least top_p) and min-p; ids as probable as the last one kept are kept too. Temperature 0 and top_k 1 mean all
+    mass on the argmax (lowest id on ties). Dead rows, and rows with a NaN, a +inf or nothing but -inf, are all 0.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exclusive_cumsum = ops.CumSum(exclusive=True)
+
+    def construct(self, logits, rows, sampling, banned, banned_until):
+        vocab = logits.shape[1]
+        ids = ops.arange(vocab).astype(ms.int32)
+        wanted = ops.gather(sampling, rows[2], 0)
+        temperature, top_k, top_p, min_p = wanted[:, 0:1], wanted[:, 1:2], wanted[:, 2:3], wanted[:, 3:4]
+
+        finite = logits < _INF  # false for NaN as well
+        x = ops.select(finite, logits, ops.full_like(logits, -_INF))
+        forbidden = ops.gather(banned, rows[2], 0)
+        early = (rows[1] + 1 < ops.gather(banned_until, rows[2], 0)).reshape(-1, 1)
+        for i in range(banned.shape[1]):
+            x = x.masked_fill(ops.logical_and(early, ids == forbidden[:, i : i + 1]), -_INF)
+        top = ops.amax(x, 1, keepdims=True)
+        valid = ops.logical_and(ops.logical_and(finite.all(1, True), top > -_INF), _live(rows).reshape(-1, 1))
+        best = ops.argmax(x, 1).astype(ms.int32).reshape(-1, 1)
+        greedy = ops.logical_or(temperature <= 0, top_k == 1)
+
+        top = ops.select(top > -_INF, top, ops.zeros_like(top))
+        weight = ops.exp((x - top) / ops.maximum(temperature, _TINY))  # the most probable id has exactly 1
+        ranked, _ = ops.sort(weight, -1, True)
+        k = ops.clamp(top_k, 1, vocab).astype(ms.int32) - 1
+        floor = ops.select(top_k > 0, ops.gather_elements(ranked, 1, k), ops.zeros_like(top))
+        ranked = ops.select(ranked >= floor, ranked, ops.zeros_like(ranked))
+        before = self.exclusive_cumsum(ranked, 1)  # mass of what stands ahead of each id
+        mass = before[:, -1:] + ranked[:, -1:]
+        kept = (before < top_p * mass).astype(ms.int32).sum(1, keepdims=True)
+        last = ops.gather_elements(ranked, 1, ops.clamp(kept, 1, vocab).astype(ms.int32) - 1)
+        floor = ops.maximum(ops.maximum(floor, min_p), ops.select(top_p < 1, last, ops.zeros_like(last)))
+        weight = ops.select(weight >= floor, weight, ops.zeros_like(weight))
+        weight = weight / ops.maximum(weight.sum(1, keepdims=True), _TINY)
+        weight = ops.select(greedy, (ids == best).astype(ms.float32), weight)
+        return ops.select(valid, weight, ops.zeros_like(weight))
+
+
+class InverseCDF(nn.Cell):
+    """Draws one id a row, by the vocabulary's order.
+
+    (p float32 [R, V] (need not be normalised), rows, u float32 [n, w] in [0, 1)) -> int32 [n, w]: the first id at
+    which the running sum exceeds u times the whole sum, so never one of probability 0. -1 in dead cells, and where
+    p sums to 0.
+    """
+
+    def construct(self, p, rows, u):
+        running = ops.cumsum(p, 1)
+        total = running[:, -1:]
+        wanted = ops.gather(u.reshape(-1), rows[3], 0).reshape(-1, 1) * total
+        # The second condition stops at the last id of any probability, should the product round up to the sum.
+        passed = ops.logical_and(running <= wanted, running < total).astype(ms.int32).sum(1)
+        token = ops.select(total.reshape(-1) > 0, passed.astype(ms.int32), ops.full_like(rows[3], -1))
+        return _at_cells(token, rows, u.shape[0] * u.shape[1], -1).reshape(u.shape)
+
+
+class Entropy(nn.Cell):
+    """(logits float32 [R, V], rows) -> float32 [n, w]: entropy of softmax(logits) in nats, at temperature 1.
+
+    0 in dead cells and where the logits are no distribution.
+    """
+
+    def construct(self, logits, rows):
+        x = ops.select(logits < _INF, logits, ops.full_like(logits, -_INF))
+        top = ops.amax(x, 1, keepdims=True)
+        x = ops.maximum(x - ops.maximum(top, -3e38), -1e4)  # e^-1e4 is 0, and 0 * 1e4 is not NaN
+        weight = ops.exp(x)
+        total = ops.maximum(weight.sum(1), _TINY)
+        entropy = ops.log(total) - (weight * x).sum(1) / total
+        valid = ops.logical_and((logits < _INF).all(1), top.reshape(-1) > -_INF)
+        entropy = ops.select(valid, entropy, ops.zeros_like(entropy))
+        return _at_cells(entropy, rows, logits.shape[0], 0.0).reshape(_grid(rows))
+
+
+class Grid(nn.Cell):
+    """(x float32 [R, V], rows) -> float32 [n, w, V]: rows put where they stand in the grid, 0 in dead cells."""
+
+    def construct(self, x, rows):
+        return _at_cells(x, rows, x.shape[0], 0.0).reshape((*_grid(rows), x.shape[1]))
+
+
+class NgramLookup(nn.Cell):
+    """Finds where a context said the same before.
+
+    (history int32 [S, L], slot int32 [n], length int32 [n], limit int32 [n]) -> (drafts int32 [n, K], -1 where there
+    is none; counts int32 [n]). Of the n-grams of min_n to max_n ids that end ``history[slot, :length]`` the longest
+    that occurs earlier is taken, at its earliest occurrence; the ids that follow it there, up to the context's end
+    and at most ``limit``, are the drafts.
+    """
+
+    def __init__(self, min_n: int, max_n: int, num_drafts: int) -> None:
+        super().__init__()
+        self.min_n, self.max_n, self.num_drafts = min_n, max_n, num_drafts
+
+    def construct(self, history, slot, length, limit):
+        context = ops.gather(history, slot, 0)
+        span = context.shape[1]
+        place = ops.arange(span).astype(ms.int32)
+        length = length.reshape(-1, 1)
+        run = ops.logical_and(place < length - 1, place >= 0)  # an occurrence ends before the context does
+        size = ops.zeros_like(context)  # how many ids up to each place equal those at the context's end
+        for back in range(min(self.max_n, span)):
+            end = ops.gather_elements(context, 1, ops.clamp(length - 1 - back, 0, span - 1))
+            earlier = context
+            if back > 0:
+                earlier = ops.cat((context[:, span - back :], context[:, : span - back]), 1)  # wraps: ruled out below
+            run = ops.logical_and(run, ops.logical_and(earlier == end, place >= back))
+            size = size + run.astype(ms.int32)
+        longest = ops.amax(size, 1, keepdims=True)
+        first = ops.amin(ops.select(size == longest, ops.broadcast_to(place, size.shape), ops.full_like(size, span)), 1)
+        column = ops.arange(self.num_drafts).astype(ms.int32)
+        source = first.reshape(-1, 1) + 1 + column
+        found = ops.logical_and(longest >= self.min_n, source < length)
+        found = ops.logical_and(found, column < limit.reshape(-1, 1))
+        drafts = ops.gather_elements(context, 1, ops.clamp(source, 0, span - 1))
+        return ops.select(found, drafts, ops.full_like(drafts, -1)), found.astype(ms.int32).sum(1).astype(ms.int32)
