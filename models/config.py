@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
 HF_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -35,9 +35,9 @@ class RopeConfig:
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    attention_factor: Optional[float] = None
-    mscale: Optional[float] = None
-    mscale_all_dim: Optional[float] = None
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
     truncate: bool = True
     frequency_factors: tuple[float, ...] = ()
 
@@ -63,17 +63,17 @@ class ModelConfig:
     tie_word_embeddings: bool
     max_position_embeddings: int
     dtype: str
-    bos_token_id: Optional[int] = None
+    bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any], generation: Optional[Mapping[str, Any]] = None) -> ModelConfig:
+    def from_hf(cls, config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
         """From the content of config.json and, where there is one, of generation_config.json (its ids win)."""
         architecture = _architecture(config)
         if config.get("quantization_config"):
             method = config["quantization_config"].get("quant_method", "unknown")
             raise ValueError(
-                f"quantization_config: quant_method {method!r} is not supported; use the unquantised checkpoint or a GGUF"
+                f"quantization_config: quant_method {method!r} is not supported; use the unquantised model or a GGUF file"
             )
         qwen2, qwen3 = architecture == "Qwen2ForCausalLM", architecture == "Qwen3ForCausalLM"
         hidden = _integer(config, "hidden_size")
@@ -116,7 +116,7 @@ class ModelConfig:
     def from_gguf(
         cls,
         metadata: Mapping[str, Any],
-        shapes: Optional[Mapping[str, Sequence[int]]] = None,
+        shapes: Mapping[str, Sequence[int]] | None = None,
         *,
         dtype: str = "bfloat16",
         rope_factors: Sequence[float] = (),
@@ -220,7 +220,7 @@ def _integer(source: Mapping[str, Any], field: str, default: Any = _REQUIRED) ->
     return value
 
 
-def _number(source: Mapping[str, Any], field: str, default: Optional[float] = None) -> float:
+def _number(source: Mapping[str, Any], field: str, default: float | None = None) -> float:
     value = source.get(field)
     if value is None:
         if default is None:
@@ -251,11 +251,13 @@ def _head_dim(value: Any, hidden: int, heads: int) -> int:
 def _dtype(value: Any) -> str:
     name = str(value).replace("torch.", "")
     if name not in _DTYPES:
-        raise ValueError(f"dtype: {value!r} in the model's config is not supported; supported: float32, float16, bfloat16")
+        raise ValueError(
+            f"dtype: {value!r} in the model's config is not supported; supported: float32, float16, bfloat16"
+        )
     return _DTYPES[name]
 
 
-def _bos_id(value: Any) -> Optional[int]:
+def _bos_id(value: Any) -> int | None:
     if isinstance(value, (list, tuple)):
         value = value[0] if value else None
     return value if isinstance(value, int) and not isinstance(value, bool) else None
@@ -283,7 +285,7 @@ def _refuse_sliding_window(config: Mapping[str, Any], architecture: str, layers:
         if not windowed:
             return
     raise ValueError(
-        f"sliding_window: {window} is smaller than max_position_embeddings ({max_position}) and sliding windows are not "
+        f"sliding_window: {window} is below max_position_embeddings ({max_position}) and sliding windows are not "
         f"supported; set max_position_embeddings to {window} in config.json to use the model up to that length"
     )
 

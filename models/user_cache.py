@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+
+KINDS = ("kernels", "weights", "tokenizers", "models", "hashes")
 
 
 def cache_root() -> Path:
@@ -12,3 +19,57 @@ def cache_root() -> Path:
         return Path(os.environ["MS_SPEC_CACHE"]).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "ms-spec"
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """All that is kept of one kind."""
+
+    kind: str
+    path: Path
+    files: int
+    bytes: int
+
+
+def cache_entries() -> list[CacheEntry]:
+    """One entry for each of KINDS, also where nothing is kept."""
+    entries = []
+    for kind in KINDS:
+        sizes = []
+        for file in (cache_root() / kind).rglob("*"):
+            with contextlib.suppress(OSError):
+                if file.is_file():
+                    sizes.append(file.stat().st_size)
+        entries.append(CacheEntry(kind, cache_root() / kind, len(sizes), sum(sizes)))
+    return entries
+
+
+def clear_cache(kinds: Iterable[str] | None = None) -> int:
+    """Deletes what is kept of these kinds (all by default) and returns the bytes freed.
+
+    A process that has a file mapped keeps its pages. Only the known folders are touched, never the root itself.
+    """
+    chosen = list(KINDS if kinds is None else kinds)
+    for kind in chosen:
+        if kind not in KINDS:
+            raise ValueError(f"cache kind: {kind!r} is unknown; allowed: {', '.join(KINDS)}")
+    before = sum(e.bytes for e in cache_entries())
+    for kind in chosen:
+        shutil.rmtree(cache_root() / kind, ignore_errors=True)
+    return before - sum(e.bytes for e in cache_entries())
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Readers see the old file or the whole new one. OSError where the folder cannot be written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise

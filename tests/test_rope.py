@@ -39,18 +39,18 @@ SCALINGS = {
 
 
 def configs(scaling, head_dim=64, theta=10000.0, max_position=256):
-    fields = dict(
-        hidden_size=4 * head_dim,
-        num_attention_heads=4,
-        num_hidden_layers=1,
-        intermediate_size=8,
-        vocab_size=8,
-        head_dim=head_dim,
-        rope_theta=theta,
-        max_position_embeddings=max_position,
-        rope_scaling=scaling,
-        architectures=["LlamaForCausalLM"],
-    )
+    fields = {
+        "hidden_size": 4 * head_dim,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 1,
+        "intermediate_size": 8,
+        "vocab_size": 8,
+        "head_dim": head_dim,
+        "rope_theta": theta,
+        "max_position_embeddings": max_position,
+        "rope_scaling": scaling,
+        "architectures": ["LlamaForCausalLM"],
+    }
     ours = ModelConfig.from_hf({**fields, "bos_token_id": None, "eos_token_id": None})
     return LlamaConfig(**{**fields, "rope_scaling": dict(scaling) if scaling else None}), ours
 
