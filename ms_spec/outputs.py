@@ -1,0 +1,71 @@
+"""What a user gets back, shaped like vLLM's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ms_spec.metrics import Metrics
+
+
+@dataclass
+class CompletionOutput:
+    """One sample. ``finish_reason`` is "stop", "length", "abort", "error", or None while it runs.
+
+    ``stop_reason`` is the stop string or the stop token id that ended it, None for EOS and for the other reasons.
+    ``token_ids`` ends with the token that completed the stop; ``text`` ends before the stop.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    cumulative_logprob: float | None = None
+    logprobs: Any = None
+
+    def finished(self) -> bool:
+        """Whether this sample is complete."""
+        return self.finish_reason is not None
+
+
+@dataclass
+class RequestOutput:
+    """One prompt's result. ``error`` says in one line why finish_reason is "error"."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = True
+    metrics: Metrics = field(default_factory=Metrics)
+    error: str | None = None
+    prompt_logprobs: Any = None
+    kv_transfer_params: dict[str, Any] | None = None
+
+    @classmethod
+    def failed(cls, request_id: str, prompt: str | None, ids: list[int], error: str) -> RequestOutput:
+        """The output of a request that could not be served."""
+        return cls(request_id, prompt, ids, [CompletionOutput(0, finish_reason="error")], error=error)
+
+
+@dataclass
+class StreamOutput:
+    """What one step added to one sample. Joining every ``text`` gives the sample's text, likewise ``token_ids``."""
+
+    prompt_index: int
+    """Which of the given prompts."""
+    index: int
+    """Which of its n samples."""
+    pieces: list[tuple[str, bool]]
+    """The text that each token released, and whether the token was an accepted draft."""
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    output: RequestOutput | None = None
+    """The whole result, once all samples of the prompt are finished."""
+
+    @property
+    def text(self) -> str:
+        """The text released by this step. May be empty: text that could become a stop string is held back."""
+        return "".join(text for text, _ in self.pieces)

@@ -1,0 +1,126 @@
+"""``speculative_config``: which method drafts, how far, and how drafts are verified."""
+
+# No `from __future__ import annotations`: pydantic evaluates the annotations, on Python 3.9 too.
+from typing import Any, Dict, List, Literal, Optional  # noqa: UP035
+
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+
+from ms_spec.config_errors import knob
+
+METHODS = ("ngram", "suffix", "medusa", "eagle", "eagle3", "mtp", "dflash", "draft_model", "extract_hidden_states")
+AVAILABLE = ("ngram",)
+
+_NEURAL = ("eagle", "eagle3", "mtp", "dflash", "draft_model", "extract_hidden_states")
+_WITH_MODEL = ("medusa", *_NEURAL)
+OWN_FIELDS = {
+    "model": _WITH_MODEL,
+    "draft_tensor_parallel_size": _WITH_MODEL,
+    "disable_padded_drafter_batch": _NEURAL,
+    "prompt_lookup_max": ("ngram",),
+    "prompt_lookup_min": ("ngram",),
+    "suffix_decoding_max_tree_depth": ("suffix",),
+    "suffix_decoding_max_cached_requests": ("suffix",),
+    "suffix_decoding_max_spec_factor": ("suffix",),
+    "suffix_decoding_min_token_prob": ("suffix",),
+    "draft_sample_method": _WITH_MODEL,
+    "draft_model_config": ("extract_hidden_states",),
+}
+"""Fields that mean something with some methods only. Their default is allowed with every method."""
+
+
+class SpeculativeConfig(BaseModel):
+    """See the field texts. K is ``num_speculative_tokens``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, protected_namespaces=())
+
+    method: Optional[Literal[METHODS]] = knob(None, "one of " + ", ".join(METHODS))  # type: ignore[valid-type]
+    num_speculative_tokens: Optional[int] = knob(None, "an integer >= 1", ge=1)
+    model: Optional[str] = knob(None, "the path or name of a draft model", min_length=1)
+    draft_tensor_parallel_size: Optional[int] = knob(None, "1 or tensor_parallel_size", ge=1)
+    disable_padded_drafter_batch: bool = knob(False, "true or false")
+    prompt_lookup_max: Optional[int] = knob(None, "an integer >= 1 and >= prompt_lookup_min", ge=1)
+    prompt_lookup_min: Optional[int] = knob(None, "an integer >= 1 and <= prompt_lookup_max", ge=1)
+    suffix_decoding_max_tree_depth: int = knob(24, "an integer >= 1", ge=1)
+    suffix_decoding_max_cached_requests: int = knob(10000, "an integer >= 0", ge=0)
+    suffix_decoding_max_spec_factor: float = knob(1.0, "a number >= 0", ge=0)
+    suffix_decoding_min_token_prob: float = knob(0.1, "a number from 0 to 1", ge=0, le=1)
+    draft_model_config: Optional[Dict[str, Any]] = knob(None, "a dict with hf_config")
+    rejection_sample_method: Optional[Literal["standard", "block", "synthetic"]] = knob(
+        None, "one of standard, block, synthetic"
+    )
+    draft_sample_method: Literal["greedy", "probabilistic"] = knob("greedy", "greedy or probabilistic")
+    num_speculative_tokens_per_batch_size: Optional[List[List[int]]] = knob(
+        None, "a list of [first_n, last_n, K] in rising order with 0 <= K <= num_speculative_tokens"
+    )
+    synthetic_acceptance_rates: Optional[List[float]] = knob(None, "a list of numbers from 0 to 1")
+    synthetic_acceptance_length: Optional[float] = knob(None, "a number >= 1", ge=1)
+
+    @field_validator("num_speculative_tokens_per_batch_size", mode="before")
+    @classmethod
+    def _lists(cls, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [list(part) if isinstance(part, tuple) else part for part in value]
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> "SpeculativeConfig":
+        method = self.method
+        if method is None:
+            raise ValueError(f"method is missing; it must be one of {', '.join(METHODS)}")
+        self._check_owners(method)
+        if method not in AVAILABLE:
+            raise ValueError(f"method = '{method}': not available in this version; allowed: {', '.join(AVAILABLE)}")
+        if self.num_speculative_tokens is None:
+            raise ValueError(
+                f"num_speculative_tokens is missing; with method '{method}' it must be an integer >= 1; use 4"
+            )
+        self._fill_lookup()
+        if self.rejection_sample_method == "synthetic":
+            raise ValueError(
+                "rejection_sample_method = 'synthetic': not available in this version; allowed: standard, block"
+            )
+        for field in ("synthetic_acceptance_rates", "synthetic_acceptance_length"):
+            if getattr(self, field) is not None:
+                raise ValueError(f"{field} is only allowed with rejection_sample_method = 'synthetic'; remove it")
+        self._check_table(self.num_speculative_tokens)
+        return self
+
+    def _check_owners(self, method: str) -> None:
+        for field, methods in OWN_FIELDS.items():
+            value = getattr(self, field)
+            if method not in methods and value != type(self).model_fields[field].default:
+                raise ValueError(
+                    f"{field} = {value!r}: only allowed with method {', '.join(methods)}, not with '{method}'; remove it"
+                )
+
+    def _fill_lookup(self) -> None:
+        """A missing end of the n-gram range equals the other; both missing: 5."""
+        low, high = self.prompt_lookup_min, self.prompt_lookup_max
+        both = low if high is None else high
+        both = 5 if both is None else both
+        low, high = both if low is None else low, both if high is None else high
+        if low > high:
+            raise ValueError(
+                f"prompt_lookup_min = {low}: must be <= prompt_lookup_max = {high}; "
+                f"use prompt_lookup_min <= {high} or prompt_lookup_max >= {low}"
+            )
+        object.__setattr__(self, "prompt_lookup_min", low)
+        object.__setattr__(self, "prompt_lookup_max", high)
+
+    def _check_table(self, most: int) -> None:
+        """Raises unless the ranges are [first, last, K], rise, do not overlap, and 0 <= K <= num_speculative_tokens."""
+        before = 0
+        for row in self.num_speculative_tokens_per_batch_size or ():
+            name = f"num_speculative_tokens_per_batch_size entry {row}"
+            if len(row) != 3:
+                raise ValueError(f"{name}: must be [first_n, last_n, K]")
+            first, last, tokens = row
+            if first <= before:
+                raise ValueError(f"{name}: first_n must be above the range before it (>= {before + 1})")
+            if last < first:
+                raise ValueError(f"{name}: last_n must be >= first_n = {first}")
+            if not 0 <= tokens <= most:
+                raise ValueError(
+                    f"{name}: K must be from 0 to num_speculative_tokens = {most}; use {min(max(tokens, 0), most)}"
+                )
+            before = last
