@@ -6,7 +6,7 @@ the field, the value, what is allowed and the nearest fix. Nothing here imports 
 
 # No `from __future__ import annotations`: pydantic evaluates the annotations, on Python 3.9 too.
 import json
-from typing import Any, List, Literal, Optional, Union  # noqa: UP035
+from typing import Any, Literal, Optional, Union
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -45,7 +45,7 @@ class CompilationConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    cudagraph_capture_sizes: Optional[List[int]] = knob(
+    cudagraph_capture_sizes: Optional[list[int]] = knob(
         None, "a list of row counts, each a positive multiple of num_speculative_tokens + 1"
     )
     cudagraph_mode: Literal["FULL_DECODE_ONLY", "FULL", "NONE"] = knob(
@@ -96,7 +96,7 @@ class EngineConfig(BaseModel):
     seed: Optional[int] = knob(None, "an integer from 0 to 2**64 - 1", ge=0, le=2**64 - 1)
     quantization: Optional[str] = knob(None, "null (GGUF files are recognised by themselves)")
     trust_remote_code: bool = knob(False, "true or false (no code of a checkpoint is ever run)")
-    served_model_name: Union[None, str, List[str]] = knob(None, "a name or a list of names")
+    served_model_name: Union[str, list[str], None] = knob(None, "a name or a list of names")
     generation_config: Literal["auto", "vllm"] = knob(
         "auto", "'auto' (sampling defaults come from the checkpoint) or 'vllm' (they do not)"
     )
@@ -237,7 +237,7 @@ class EngineConfig(BaseModel):
             if switch != (asked == "block"):
                 raise ValueError(
                     f"speculative_config.rejection_sample_method = '{asked}' contradicts additional_config."
-                    f"rejection_sampler_config.enable_block_verify = {str(switch).lower()}; they are one switch, set one"
+                    f"rejection_sampler_config.enable_block_verify = {str(switch).lower()}; set one of them"
                 )
 
     def _check_ascend(self) -> None:

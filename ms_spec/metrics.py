@@ -10,10 +10,10 @@ from typing import Any
 class Metrics:
     """Counts of decode steps and drafts.
 
-    A *step* is one decode pass over a request: it verifies the drafts at hand (maybe none) and emits the accepted ones
-    and one token more. *Drafted* counts ids really sent to verification. *Accepted* counts drafts that were emitted: one
-    that was accepted but lies behind a stop or beyond max_tokens does not count. The first token comes from the prompt's
-    pass and belongs to no step.
+    A *step* is one decode pass over a request: it verifies the drafts at hand (maybe none) and emits the accepted
+    ones and one token more. *Drafted* counts ids really sent to verification. *Accepted* counts drafts that were
+    emitted: one that was accepted but lies behind a stop or beyond max_tokens does not count. The first token comes
+    from the prompt's pass and belongs to no step.
     """
 
     num_steps: int = 0
@@ -46,7 +46,7 @@ class Metrics:
         return self.num_decode_tokens / self.decode_seconds if self.decode_seconds > 0 else 0.0
 
     def count_step(self, drafted: int, accepted: int, emitted: int) -> None:
-        """One step: ``drafted`` ids verified, ``accepted`` right, ``emitted`` tokens kept (stops and limits applied)."""
+        """One step: ``drafted`` ids verified, ``accepted`` of them right, ``emitted`` tokens kept after stops."""
         accepted = min(accepted, emitted)
         self.num_steps += 1
         self.num_decode_tokens += emitted

@@ -33,8 +33,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 class SamplingParams:
     """Sampling of one request. Every fault is a ValueError of one line that names the field.
 
-    ``temperature`` 0 is greedy, whatever the filters say. ``top_k`` -1 or 0 is off. ``max_tokens`` None means as many as
-    ``max_model_len`` leaves. ``seed`` None means a fresh one for every request.
+    ``temperature`` 0 is greedy, whatever the filters say. ``top_k`` -1 or 0 is off. ``max_tokens`` None means as many
+    as ``max_model_len`` leaves. ``seed`` None means a fresh one for every request.
     """
 
     n: int = 1

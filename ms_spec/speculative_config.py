@@ -1,7 +1,7 @@
 """``speculative_config``: which method drafts, how far, and how drafts are verified."""
 
 # No `from __future__ import annotations`: pydantic evaluates the annotations, on Python 3.9 too.
-from typing import Any, Dict, List, Literal, Optional  # noqa: UP035
+from typing import Any, Literal, Optional
 
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
@@ -44,15 +44,15 @@ class SpeculativeConfig(BaseModel):
     suffix_decoding_max_cached_requests: int = knob(10000, "an integer >= 0", ge=0)
     suffix_decoding_max_spec_factor: float = knob(1.0, "a number >= 0", ge=0)
     suffix_decoding_min_token_prob: float = knob(0.1, "a number from 0 to 1", ge=0, le=1)
-    draft_model_config: Optional[Dict[str, Any]] = knob(None, "a dict with hf_config")
+    draft_model_config: Optional[dict[str, Any]] = knob(None, "a dict with hf_config")
     rejection_sample_method: Optional[Literal["standard", "block", "synthetic"]] = knob(
         None, "one of standard, block, synthetic"
     )
     draft_sample_method: Literal["greedy", "probabilistic"] = knob("greedy", "greedy or probabilistic")
-    num_speculative_tokens_per_batch_size: Optional[List[List[int]]] = knob(
+    num_speculative_tokens_per_batch_size: Optional[list[list[int]]] = knob(
         None, "a list of [first_n, last_n, K] in rising order with 0 <= K <= num_speculative_tokens"
     )
-    synthetic_acceptance_rates: Optional[List[float]] = knob(None, "a list of numbers from 0 to 1")
+    synthetic_acceptance_rates: Optional[list[float]] = knob(None, "a list of numbers from 0 to 1")
     synthetic_acceptance_length: Optional[float] = knob(None, "a number >= 1", ge=1)
 
     @field_validator("num_speculative_tokens_per_batch_size", mode="before")
@@ -90,7 +90,7 @@ class SpeculativeConfig(BaseModel):
             value = getattr(self, field)
             if method not in methods and value != type(self).model_fields[field].default:
                 raise ValueError(
-                    f"{field} = {value!r}: only allowed with method {', '.join(methods)}, not with '{method}'; remove it"
+                    f"{field} = {value!r}: only for method {', '.join(methods)}, not for '{method}'; remove it"
                 )
 
     def _fill_lookup(self) -> None:
