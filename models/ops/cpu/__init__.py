@@ -1,0 +1,27 @@
+"""Fused C++ kernels for CPU. Results of a row have the same bits whatever rows stand beside it."""
+
+from __future__ import annotations
+
+from ms_spec.models.ops.cpu import layers
+from ms_spec.models.ops.cpu.build import NoCompiler, library
+
+
+__all__ = ["CpuOps", "NoCompiler"]
+
+
+class CpuOps:
+    """The CPU backend. See :class:`ms_spec.models.ops.interface.Backend`."""
+
+    name = "cpu"
+    host_bounds = False
+
+    Rows = layers.Rows
+    Pick = layers.Pick
+    Embedding = layers.Embedding
+    NormLinear = layers.NormLinear
+    NormGatedLinear = layers.NormGatedLinear
+    LinearAdd = layers.LinearAdd
+    Attention = layers.Attention
+
+    def __init__(self) -> None:
+        library()  # raises NoCompiler here, not in the middle of a network

@@ -1,0 +1,184 @@
+"""Network operations on CPU: one fused kernel each, over the live rows only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn
+
+from ms_spec.models.ops.cpu.build import kernel
+from ms_spec.models.ops.interface import Geometry
+from ms_spec.models.weights import WeightSpec
+
+LANES = 16
+_HELD_AS = {"float32": ms.float32, "bfloat16": ms.uint16, "float16": ms.float16}
+
+
+def _packed(name: str, out: int, inner: int, dtype: str) -> Parameter:
+    """A placeholder; the loader puts the panels [ceil(out/16), inner, 16] in."""
+    del out, inner
+    return Parameter(Tensor(np.zeros((1, 1, LANES)), _HELD_AS[dtype]), name=name, requires_grad=False)
+
+
+def _vector(name: str, size: int, fill: float = 0.0) -> Parameter:
+    return Parameter(Tensor(np.full(size, fill, np.float32)), name=name, requires_grad=False)
+
+
+def _like(shape_of: int, out: int) -> tuple[Any, Any]:
+    """Inference of a float32 [R, out] output, R taken from input ``shape_of``."""
+    return (lambda *shapes: [shapes[shape_of][0], out]), (lambda *_: ms.float32)
+
+
+class Rows(nn.Cell):
+    """Live rows first. See :class:`ms_spec.models.ops.interface.Backend`."""
+
+    def __init__(self, max_len: int, block_size: int) -> None:
+        super().__init__()
+        del block_size
+        self.max_len = Tensor(np.array([max_len], np.int32))
+        self.op = kernel(
+            "rows",
+            lambda tokens, start, limit: ([tokens[0] * tokens[1]],) * 4 + ([1],),
+            lambda *_: (ms.int32,) * 5,
+        )
+
+    def construct(self, tokens: Tensor, start: Tensor, block_tables: Tensor, bounds: Tensor) -> tuple:
+        token, position, request, cell, count = self.op(tokens, start, self.max_len)
+        return token, position, request, cell, count, block_tables
+
+
+class Pick(nn.Cell):
+    """The last live row, as rows of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.op = kernel(
+            "pick",
+            lambda x, *_: ([1, x[1]],) + ([1],) * 5,
+            lambda *_: (ms.float32,) + (ms.int32,) * 5,
+        )
+
+    def construct(self, x: Tensor, rows: tuple) -> tuple:
+        picked, token, position, request, cell, count = self.op(x, rows[0], rows[1], rows[2], rows[3], rows[4])
+        return picked, (token, position, request, cell, count, rows[5])
+
+
+class Embedding(nn.Cell):
+    """Rows of the token table."""
+
+    def __init__(self, vocab: int, hidden: int, dtype: str) -> None:
+        super().__init__()
+        self.shape, self.dtype = (vocab, hidden), dtype
+        self.weight = _packed("weight", vocab, hidden, dtype)
+        self.op = kernel(f"embedding_{dtype}", *_like(0, hidden))
+
+    def weights(self, source: str) -> list[WeightSpec]:
+        return [WeightSpec(self.weight, self.shape, "panels", self.dtype, (source,))]
+
+    def construct(self, rows: tuple) -> Tensor:
+        return self.op(rows[0], self.weight, rows[4])
+
+
+def _linear_specs(cell: Any, weight: Parameter, bias: Parameter, sources: tuple[str, ...]) -> list[WeightSpec]:
+    out, inner = cell.shape
+    return [
+        WeightSpec(weight, (out, inner), "panels", cell.dtype, tuple(f"{s}.weight" for s in sources)),
+        WeightSpec(bias, (out,), "vector", "float32", tuple(f"{s}.bias" for s in sources), optional=True),
+    ]
+
+
+class NormLinear(nn.Cell):
+    """RMS norm, then a linear map."""
+
+    def __init__(self, out: int, hidden: int, eps: float, dtype: str, tied: Embedding | None = None) -> None:
+        super().__init__()
+        self.shape, self.dtype, self.tied = (out, hidden), dtype, tied is not None
+        self.gamma = _vector("gamma", hidden, 1.0)
+        self.eps = Tensor(np.array([eps], np.float32))
+        self.weight = _packed("weight", out, hidden, dtype) if tied is None else tied.weight
+        self.bias = _vector("bias", out)
+        self.op = kernel(f"norm_linear_{dtype}", *_like(0, out))
+
+    def weights(self, norm: str, *sources: str) -> list[WeightSpec]:
+        gamma = WeightSpec(self.gamma, (self.shape[1],), "vector", "float32", (f"{norm}.weight",))
+        if self.tied:
+            return [gamma]
+        return [gamma, *_linear_specs(self, self.weight, self.bias, sources)]
+
+    def construct(self, x: Tensor, rows: tuple) -> Tensor:
+        return self.op(x, self.gamma, self.eps, self.weight, self.bias, rows[4])
+
+
+class NormGatedLinear(nn.Cell):
+    """RMS norm, then silu(gate) * up."""
+
+    def __init__(self, out: int, hidden: int, eps: float, dtype: str) -> None:
+        super().__init__()
+        self.shape, self.dtype = (out, hidden), dtype
+        self.gamma = _vector("gamma", hidden, 1.0)
+        self.eps = Tensor(np.array([eps], np.float32))
+        self.gate, self.gate_bias = _packed("gate", out, hidden, dtype), _vector("gate_bias", out)
+        self.up, self.up_bias = _packed("up", out, hidden, dtype), _vector("up_bias", out)
+        self.op = kernel(f"norm_gated_{dtype}", *_like(0, out))
+
+    def weights(self, norm: str, gate: str, up: str) -> list[WeightSpec]:
+        return [
+            WeightSpec(self.gamma, (self.shape[1],), "vector", "float32", (f"{norm}.weight",)),
+            *_linear_specs(self, self.gate, self.gate_bias, (gate,)),
+            *_linear_specs(self, self.up, self.up_bias, (up,)),
+        ]
+
+    def construct(self, x: Tensor, rows: tuple) -> Tensor:
+        return self.op(x, self.gamma, self.eps, self.gate, self.gate_bias, self.up, self.up_bias, rows[4])
+
+
+class LinearAdd(nn.Cell):
+    """A linear map added to the residual."""
+
+    def __init__(self, out: int, inner: int, dtype: str) -> None:
+        super().__init__()
+        self.shape, self.dtype = (out, inner), dtype
+        self.weight, self.bias = _packed("weight", out, inner, dtype), _vector("bias", out)
+        self.op = kernel(f"linear_add_{dtype}", *_like(0, out))
+
+    def weights(self, *sources: str) -> list[WeightSpec]:
+        return _linear_specs(self, self.weight, self.bias, sources)
+
+    def construct(self, x: Tensor, residual: Tensor, rows: tuple) -> Tensor:
+        return self.op(x, residual, self.weight, self.bias, rows[4])
+
+
+class Attention(nn.Cell):
+    """Rotary embedding, cache write and attention in one kernel. The caches' layout is the kernel's own."""
+
+    def __init__(self, geometry: Geometry, cos: Parameter, sin: Parameter) -> None:
+        super().__init__()
+        g = geometry
+        padded = -(-g.head_dim // LANES) * LANES
+        tiles = (g.num_blocks, g.num_kv_heads, g.block_size // LANES, g.head_dim, LANES)
+        self.k_cache = Parameter(ms.ops.zeros(tiles, ms.float32), name="k_cache", requires_grad=False)
+        self.v_cache = Parameter(
+            ms.ops.zeros((g.num_blocks, g.num_kv_heads, g.block_size, padded), ms.float32),
+            name="v_cache",
+            requires_grad=False,
+        )
+        self.head_dim, self.qk_norm = g.head_dim, g.qk_norm
+        size = g.head_dim if g.qk_norm else 1
+        self.q_gamma, self.k_gamma = _vector("q_gamma", size, 1.0), _vector("k_gamma", size, 1.0)
+        self.eps = Tensor(np.array([g.rms_norm_eps], np.float32))
+        self.cos, self.sin = cos, sin
+        self.op = kernel("attention", *_like(0, g.num_heads * g.head_dim), mutates=True)
+
+    def weights(self, q_norm: str, k_norm: str) -> list[WeightSpec]:
+        if not self.qk_norm:
+            return []
+        return [
+            WeightSpec(self.q_gamma, (self.head_dim,), "vector", "float32", (f"{q_norm}.weight",)),
+            WeightSpec(self.k_gamma, (self.head_dim,), "vector", "float32", (f"{k_norm}.weight",)),
+        ]
+
+    def construct(self, qkv: Tensor, rows: tuple) -> Tensor:
+        caches = (self.k_cache, self.v_cache)
+        return self.op(qkv, rows[1], rows[2], rows[4], rows[5], self.cos, self.sin, *caches, self.q_gamma, self.k_gamma, self.eps)

@@ -1,0 +1,245 @@
+"""The same operations in plain MindSpore: any device, slow, and the oracle of the fused kernels.
+
+A matrix product's bits depend on its number of rows, so every product here runs on exactly 16 rows at a time.
+"""
+
+from __future__ import annotations
+
+import math
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from ms_spec.models.ops import plain_sampling
+from ms_spec.models.ops.interface import Geometry
+from ms_spec.models.weights import WeightSpec
+
+CHUNK = 16
+
+
+def _chunked(x: Tensor) -> Tensor:
+    """[R, ...] -> [ceil(R/16), 16, ...], padded with zero rows."""
+    pad = -x.shape[0] % CHUNK
+    if pad:
+        x = ops.cat((x, ops.zeros((pad, *x.shape[1:]), x.dtype)), 0)
+    return x.reshape(x.shape[0] // CHUNK, CHUNK, *x.shape[1:])
+
+
+def _matmul(x: Tensor, weight: Tensor) -> Tensor:
+    """x [R, K] times weight [N, K] transposed, 16 rows at a time."""
+    parts = []
+    chunks = _chunked(x)
+    for i in range(chunks.shape[0]):
+        parts.append(ops.MatMul(transpose_b=True)(chunks[i], weight))
+    return ops.cat(parts, 0)[: x.shape[0]]
+
+
+def _rms_norm(x: Tensor, gamma: Tensor, eps: float) -> Tensor:
+    return x * ops.rsqrt(ops.mean(x * x, -1, True) + eps) * gamma
+
+
+def _matrix(name: str, out: int, inner: int) -> Parameter:
+    return Parameter(Tensor(np.zeros((1, 1), np.float32)), name=name, requires_grad=False)
+
+
+def _vector(name: str, size: int, fill: float = 0.0) -> Parameter:
+    return Parameter(Tensor(np.full(size, fill, np.float32)), name=name, requires_grad=False)
+
+
+def _linear_specs(cell: nn.Cell, weight: Parameter, bias: Parameter, sources: tuple[str, ...]) -> list[WeightSpec]:
+    out, inner = cell.shape
+    return [
+        WeightSpec(
+            weight, (out, inner), "rows", "float32", tuple(f"{s}.weight" for s in sources), round_to=cell.dtype
+        ),
+        WeightSpec(bias, (out,), "vector", "float32", tuple(f"{s}.bias" for s in sources), optional=True),
+    ]
+
+
+class Rows(nn.Cell):
+    """Rows stay at their cells; dead ones carry token 0 and write to block 0.
+
+    Own entries: 6 cache slot int32 [R]; 7 slots of each request's whole context int32 [n, B * block_size].
+    """
+
+    def __init__(self, max_len: int, block_size: int) -> None:
+        super().__init__()
+        self.max_len, self.block_size = max_len, block_size
+
+    def construct(self, tokens: Tensor, start: Tensor, block_tables: Tensor, bounds: Tensor) -> tuple:
+        n, w = tokens.shape
+        grid = start.reshape(n, 1) + ops.arange(w).astype(ms.int32).reshape(1, w)
+        live = ops.logical_and(tokens >= 0, grid < self.max_len)
+        token = ops.select(live, tokens, ops.zeros_like(tokens)).reshape(-1)
+        position = ops.select(live, grid, ops.zeros_like(grid))
+        block = ops.gather_elements(block_tables, 1, (position // self.block_size).astype(ms.int32))
+        slot = block * self.block_size + position % self.block_size
+        slot = ops.select(live, slot, ops.zeros_like(slot)).reshape(-1)
+        cell = ops.arange(n * w).astype(ms.int32)
+        offsets = ops.arange(self.block_size).astype(ms.int32)
+        context = (block_tables.expand_dims(-1) * self.block_size + offsets).reshape(n, -1)
+        count = ops.full((1,), n * w, dtype=ms.int32)
+        return token, position.reshape(-1), cell // w, cell, count, block_tables, slot, context
+
+
+class Pick(nn.Cell):
+    """The last live row of a prefill chunk."""
+
+    def construct(self, x: Tensor, rows: tuple) -> tuple:
+        # Positions of a chunk rise, and dead rows carry 0.
+        last = ops.argmax(rows[1], 0).astype(ms.int32).reshape(1)
+        zero = ops.zeros((1,), ms.int32)
+        position = ops.gather(rows[1], last, 0)
+        token, slot = ops.gather(rows[0], last, 0), ops.gather(rows[6], last, 0)
+        return ops.gather(x, last, 0), (token, position, zero, zero, zero + 1, rows[5], slot, rows[7])
+
+
+class Embedding(nn.Cell):
+    """Rows of the token table."""
+
+    def __init__(self, vocab: int, hidden: int, dtype: str) -> None:
+        super().__init__()
+        self.shape, self.dtype = (vocab, hidden), dtype
+        self.weight = _matrix("weight", vocab, hidden)
+
+    def weights(self, source: str) -> list[WeightSpec]:
+        return [WeightSpec(self.weight, self.shape, "rows", "float32", (source,), round_to=self.dtype)]
+
+    def construct(self, rows: tuple) -> Tensor:
+        return ops.gather(self.weight, rows[0], 0)
+
+
+class NormLinear(nn.Cell):
+    """RMS norm, then a linear map."""
+
+    def __init__(self, out: int, hidden: int, eps: float, dtype: str, tied: Embedding | None = None) -> None:
+        super().__init__()
+        self.shape, self.dtype, self.tied, self.eps = (out, hidden), dtype, tied is not None, eps
+        self.gamma = _vector("gamma", hidden, 1.0)
+        self.weight = _matrix("weight", out, hidden) if tied is None else tied.weight
+        self.bias = _vector("bias", out)
+
+    def weights(self, norm: str, *sources: str) -> list[WeightSpec]:
+        gamma = WeightSpec(self.gamma, (self.shape[1],), "vector", "float32", (f"{norm}.weight",))
+        if self.tied:
+            return [gamma]
+        return [gamma, *_linear_specs(self, self.weight, self.bias, sources)]
+
+    def construct(self, x: Tensor, rows: tuple) -> Tensor:
+        return _matmul(_rms_norm(x, self.gamma, self.eps), self.weight) + self.bias
+
+
+class NormGatedLinear(nn.Cell):
+    """RMS norm, then silu(gate) * up."""
+
+    def __init__(self, out: int, hidden: int, eps: float, dtype: str) -> None:
+        super().__init__()
+        self.shape, self.dtype, self.eps = (out, hidden), dtype, eps
+        self.gamma = _vector("gamma", hidden, 1.0)
+        self.gate, self.gate_bias = _matrix("gate", out, hidden), _vector("gate_bias", out)
+        self.up, self.up_bias = _matrix("up", out, hidden), _vector("up_bias", out)
+
+    def weights(self, norm: str, gate: str, up: str) -> list[WeightSpec]:
+        return [
+            WeightSpec(self.gamma, (self.shape[1],), "vector", "float32", (f"{norm}.weight",)),
+            *_linear_specs(self, self.gate, self.gate_bias, (gate,)),
+            *_linear_specs(self, self.up, self.up_bias, (up,)),
+        ]
+
+    def construct(self, x: Tensor, rows: tuple) -> Tensor:
+        x = _rms_norm(x, self.gamma, self.eps)
+        gate = _matmul(x, self.gate) + self.gate_bias
+        return gate * ops.sigmoid(gate) * (_matmul(x, self.up) + self.up_bias)
+
+
+class LinearAdd(nn.Cell):
+    """A linear map added to the residual."""
+
+    def __init__(self, out: int, inner: int, dtype: str) -> None:
+        super().__init__()
+        self.shape, self.dtype = (out, inner), dtype
+        self.weight, self.bias = _matrix("weight", out, inner), _vector("bias", out)
+
+    def weights(self, *sources: str) -> list[WeightSpec]:
+        return _linear_specs(self, self.weight, self.bias, sources)
+
+    def construct(self, x: Tensor, residual: Tensor, rows: tuple) -> Tensor:
+        return _matmul(x, self.weight) + self.bias + residual
+
+
+class Attention(nn.Cell):
+    """Norm, rotation, cache write, softmax over the whole (masked) context. Caches: [blocks * block_size, kv_heads * D]."""
+
+    def __init__(self, geometry: Geometry, cos: Parameter, sin: Parameter) -> None:
+        super().__init__()
+        self.g = geometry
+        shape = (geometry.num_blocks * geometry.block_size, geometry.num_kv_heads * geometry.head_dim)
+        self.k_cache = Parameter(ops.zeros(shape, ms.float32), name="k_cache", requires_grad=False)
+        self.v_cache = Parameter(ops.zeros(shape, ms.float32), name="v_cache", requires_grad=False)
+        self.q_gamma, self.k_gamma = (_vector(f"{c}_gamma", geometry.head_dim, 1.0) for c in "qk")
+        self.heads, self.kv, self.dim = geometry.num_heads, geometry.num_kv_heads, geometry.head_dim
+        self.qk_norm, self.eps = geometry.qk_norm, geometry.rms_norm_eps
+        self.scale = 1.0 / math.sqrt(geometry.head_dim)
+        self.cos, self.sin = cos, sin
+
+    def weights(self, q_norm: str, k_norm: str) -> list[WeightSpec]:
+        if not self.qk_norm:
+            return []
+        return [
+            WeightSpec(self.q_gamma, (self.dim,), "vector", "float32", (f"{q_norm}.weight",)),
+            WeightSpec(self.k_gamma, (self.dim,), "vector", "float32", (f"{k_norm}.weight",)),
+        ]
+
+    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        half = self.dim // 2
+        a, b = x[..., :half], x[..., half:]
+        return ops.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+    def construct(self, qkv: Tensor, rows: tuple) -> Tensor:
+        size, heads, kv, dim = qkv.shape[0], self.heads, self.kv, self.dim
+        position, request, slot, context = rows[1], rows[2], rows[6], rows[7]
+        q = qkv[:, : heads * dim].reshape(size, heads, dim)
+        k = qkv[:, heads * dim : (heads + kv) * dim].reshape(size, kv, dim)
+        v = qkv[:, (heads + kv) * dim :]
+        if self.qk_norm:
+            q, k = _rms_norm(q, self.q_gamma, self.eps), _rms_norm(k, self.k_gamma, self.eps)
+        cos = ops.gather(self.cos, position, 0).expand_dims(1)
+        sin = ops.gather(self.sin, position, 0).expand_dims(1)
+        q, k = self._rotate(q, cos, sin), self._rotate(k, cos, sin)
+        ops.ScatterUpdate()(self.k_cache, slot, k.reshape(size, -1))
+        ops.ScatterUpdate()(self.v_cache, slot, v)
+
+        length = context.shape[1]
+        keys_at = ops.arange(length).astype(ms.int32)
+        q, position, request = _chunked(q), _chunked(position), _chunked(request)
+        parts = []
+        for i in range(q.shape[0]):
+            where = ops.gather(context, request[i], 0)  # [16, length]
+            keys = ops.gather(self.k_cache, where, 0).reshape(CHUNK, length, kv, dim).transpose(0, 2, 1, 3)
+            values = ops.gather(self.v_cache, where, 0).reshape(CHUNK, length, kv, dim).transpose(0, 2, 1, 3)
+            scores = ops.BatchMatMul(transpose_b=True)(q[i].reshape(CHUNK, kv, heads // kv, dim), keys) * self.scale
+            hidden = keys_at.reshape(1, 1, 1, length) > position[i].reshape(CHUNK, 1, 1, 1)
+            p = ops.softmax(ops.masked_fill(scores, hidden, -3.0e38), -1)
+            parts.append(ops.BatchMatMul()(p, values).reshape(CHUNK, heads * dim))
+        return ops.cat(parts, 0)[:size]
+
+
+class ReferenceOps:
+    """The plain backend. See :class:`ms_spec.models.ops.interface.Backend`."""
+
+    name = "reference"
+    host_bounds = False
+
+    Rows = Rows
+    Pick = Pick
+    Embedding = Embedding
+    NormLinear = NormLinear
+    NormGatedLinear = NormGatedLinear
+    LinearAdd = LinearAdd
+    Attention = Attention
+    Probs = plain_sampling.Probs
+    InverseCDF = plain_sampling.InverseCDF
+    Entropy = plain_sampling.Entropy
+    Grid = plain_sampling.Grid
+    NgramLookup = plain_sampling.NgramLookup
