@@ -73,7 +73,7 @@ class ModelConfig:
         if config.get("quantization_config"):
             method = config["quantization_config"].get("quant_method", "unknown")
             raise ValueError(
-                f"quantization_config: quant_method {method!r} is not supported; use the unquantised model or a GGUF file"
+                f"quantization_config: {method!r} is not supported; use an unquantised model or a GGUF file"
             )
         qwen2, qwen3 = architecture == "Qwen2ForCausalLM", architecture == "Qwen3ForCausalLM"
         hidden = _integer(config, "hidden_size")

@@ -31,6 +31,7 @@ class SafetensorsCheckpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.location = str(folder)
         self.files: list[Path] = []
         self._entries: dict[str, _Entry] = {}
         single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"

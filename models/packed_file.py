@@ -1,0 +1,107 @@
+"""One file of many aligned arrays, written in one pass and mapped as a whole.
+
+Data first, each array at a multiple of 64 bytes; then a table (JSON: offsets, sizes, checksums); then 16 bytes: the
+table's length and a magic word. A file without that end was never finished and counts as absent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import struct
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_MAGIC = b"MSSPECW1"
+_ALIGN = 64
+_log = logging.getLogger("ms_spec")
+
+
+class PackedFile:
+    """A finished file, mapped copy-on-write."""
+
+    def __init__(self, data: np.ndarray, table: list[dict[str, int]]) -> None:
+        self._data = data
+        self._table = table
+
+    @classmethod
+    def open(cls, path: Path, sizes: Sequence[int], verify: bool = True) -> PackedFile | None:
+        """The file, or None if it is absent, unfinished, damaged, or does not hold arrays of these sizes (bytes)."""
+        try:
+            if not path.exists():
+                return None
+            data = np.memmap(path, np.uint8, "c")
+            length, magic = struct.unpack("<Q8s", data[-16:].tobytes())
+            if magic != _MAGIC or length > data.size - 16:
+                raise ValueError("unfinished")
+            table = json.loads(data[-16 - length : -16].tobytes())
+            packed = cls(data, table)
+            if [t["size"] for t in table] != list(sizes) or any(t["offset"] + t["size"] > data.size for t in table):
+                raise ValueError("other arrays than expected")
+            if verify:
+                for entry in table:
+                    stored = data[entry["offset"] : entry["offset"] + _padded(entry["size"])]
+                    if _checksum(stored) != entry["sum"]:
+                        raise ValueError("wrong checksum")
+            return packed
+        except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+            _log.warning("packed weights in %s cannot be used (%s); packing them again", path, error)
+            return None
+
+    def tensor(self, index: int, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+        """Array ``index`` as a view of the mapping."""
+        entry = self._table[index]
+        return self._data[entry["offset"] : entry["offset"] + entry["size"]].view(dtype).reshape(shape)
+
+
+def write_packed(path: Path, arrays: Iterable[Iterable[np.ndarray]]) -> None:
+    """Writes arrays given in pieces. The file appears under its name when it is complete. OSError if it cannot be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            table: list[dict[str, Any]] = []
+            offset = 0
+            for pieces in arrays:
+                size, total, rest = 0, 0, b""
+                for piece in pieces:
+                    # Sums are taken over whole 8-byte words: what is left of a piece waits for the next.
+                    content = np.concatenate([np.frombuffer(rest, np.uint8), _bytes(piece)]) if rest else _bytes(piece)
+                    whole = content.size // 8 * 8
+                    total = (total + _checksum(content[:whole])) % 2**64
+                    rest = content[whole:].tobytes()
+                    stream.write(content[:whole].data)
+                    size += piece.nbytes
+                tail = rest + bytes(_padded(size) - size)
+                total = (total + _checksum(np.frombuffer(tail, np.uint8))) % 2**64
+                stream.write(tail)
+                table.append({"offset": offset, "size": size, "sum": total})
+                offset += _padded(size)
+            encoded = json.dumps(table).encode()
+            stream.write(encoded + struct.pack("<Q8s", len(encoded), _MAGIC))
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
+
+
+def _bytes(piece: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
+
+
+def _checksum(content: np.ndarray) -> int:
+    """Sum of the 64-bit words: as fast as memory, and it sees flipped bits and pages that were never written."""
+    return int(np.add.reduce(content.view(np.uint64), dtype=np.uint64)) if content.size else 0

@@ -1,0 +1,190 @@
+"""From a checkpoint to parameters: checked, packed for the device's operations, cached, and mapped into memory.
+
+Rows stream from the checkpoint a few megabytes at a time, are rounded and laid out, and go to one file in the user's
+cache, which is then mapped: parameters share its pages, nothing is held twice. The next start maps the file at once.
+Where the cache cannot be written, the weights are packed in memory instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor
+
+from ms_spec.models.checkpoint import Checkpoint
+from ms_spec.models.floats import HELD, from_bfloat16_bits, held, rounded
+from ms_spec.models.packed_file import PackedFile, write_packed
+from ms_spec.models.user_cache import cache_root
+
+PANEL = 16
+_CHUNK_VALUES = 1 << 20
+_FORMAT = 1
+_log = logging.getLogger("ms_spec")
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """Where one parameter comes from and how it is held.
+
+    ``layout``: "panels" is [ceil(N / 16), K, 16] with element [p, k, j] = W[16 p + j, k], zeros beyond N; "rows" is
+    [N, K]; "vector" is [N]. ``dtype``: "float32", "bfloat16" (held as its 16 bits, uint16) or "float16". ``sources``
+    are Hugging Face tensor names, put one below the other. ``optional``: zeros if the checkpoint has none of them.
+    ``round_to``: a dtype that the values are rounded through first.
+    """
+
+    parameter: Parameter
+    shape: tuple[int, ...]
+    layout: str
+    dtype: str
+    sources: tuple[str, ...]
+    optional: bool = False
+    round_to: str | None = None
+
+    def held_shape(self) -> tuple[int, ...]:
+        """Shape of the parameter."""
+        if self.layout == "panels":
+            return (-(-self.shape[0] // PANEL), self.shape[1], PANEL)
+        return self.shape
+
+
+def load_weights(specs: Sequence[WeightSpec], checkpoint: Checkpoint, *, cache_key: str | None) -> None:
+    """Fills all parameters. ``cache_key`` None: packed in memory, nothing is cached.
+
+    ValueError (one line) names missing tensors and wrong shapes. Tensors that no spec asks for get a warning.
+    """
+    absent = _check(specs, checkpoint)
+    packed = None
+    if cache_key is not None:
+        packed = _from_cache(specs, checkpoint, absent, cache_key)
+    for i, spec in enumerate(specs):
+        if packed is not None:
+            _bind(spec, packed.tensor(i, HELD[spec.dtype], spec.held_shape()))
+        else:
+            _bind(spec, _in_memory(spec, checkpoint, absent))
+
+
+def _from_cache(
+    specs: Sequence[WeightSpec], checkpoint: Checkpoint, absent: set[str], cache_key: str
+) -> PackedFile | None:
+    described = [[s.shape, s.layout, s.dtype, s.sources, s.optional, s.round_to] for s in specs]
+    key = json.dumps([_FORMAT, cache_key, checkpoint.identity(), described])
+    path = cache_root() / "weights" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.packed"
+    sizes = [math.prod(s.held_shape()) * HELD[s.dtype].itemsize for s in specs]
+    packed = PackedFile.open(path, sizes)
+    if packed is not None:
+        return packed
+    try:
+        write_packed(path, (_packed_rows(s, checkpoint, absent) for s in specs))
+    except OSError as error:
+        _log.warning(
+            "packed weights are kept in memory: %s cannot be written (%s)", path.parent, error.strerror or error
+        )
+        return None
+    return PackedFile.open(path, sizes, verify=False)
+
+
+def _in_memory(spec: WeightSpec, checkpoint: Checkpoint, absent: set[str]) -> np.ndarray:
+    array = np.empty(spec.held_shape(), HELD[spec.dtype])
+    flat, at = array.reshape(-1), 0
+    for chunk in _packed_rows(spec, checkpoint, absent):
+        flat[at : at + chunk.size] = chunk.reshape(-1)
+        at += chunk.size
+    return array
+
+
+def _bind(spec: WeightSpec, array: np.ndarray) -> None:
+    if spec.dtype == "bfloat16" and spec.parameter.dtype == ms.bfloat16:
+        # Devices with bfloat16 tensors of their own: copied there anyway, so the wider detour costs little.
+        tensor = Tensor(from_bfloat16_bits(array), ms.bfloat16)
+    else:
+        tensor = Tensor.from_numpy(array)
+    spec.parameter.set_data(tensor, slice_shape=True)
+
+
+def _packed_rows(spec: WeightSpec, checkpoint: Checkpoint, absent: set[str]) -> Iterator[np.ndarray]:
+    """The parameter's content in file order, in pieces of whole panels."""
+    rows, row = spec.shape[0], math.prod(spec.shape[1:])
+    step = max(_CHUNK_VALUES // max(row, 1) // PANEL, 1) * PANEL
+    for start in range(0, rows, step):
+        values = _rows(spec, checkpoint, absent, start, min(start + step, rows))
+        if spec.round_to:
+            values = rounded(values, spec.round_to)
+        values = held(values, spec.dtype)
+        if spec.layout == "panels":
+            short = -len(values) % PANEL
+            if short:
+                values = np.concatenate([values, np.zeros((short, row), values.dtype)])
+            values = np.ascontiguousarray(values.reshape(-1, PANEL, row).transpose(0, 2, 1))
+        yield values
+
+
+def _rows(spec: WeightSpec, checkpoint: Checkpoint, absent: set[str], start: int, stop: int) -> np.ndarray:
+    """Rows start:stop of the sources put one below the other, float32."""
+    if spec.sources[0] in absent:
+        return np.zeros((stop - start, *spec.shape[1:]), np.float32)
+    pieces, first = [], 0
+    for source in spec.sources:
+        last = first + checkpoint.shape(source)[0]
+        if first < stop and last > start:
+            pieces.append(checkpoint.read(source, max(start - first, 0), min(stop, last) - first))
+        first = last
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def _check(specs: Sequence[WeightSpec], checkpoint: Checkpoint) -> set[str]:
+    """Compares names and shapes before anything is read. Returns the optional sources that are not there."""
+    names = set(checkpoint.names())
+    expected = {source for spec in specs for source in spec.sources}
+    where = getattr(checkpoint, "location", "checkpoint")
+    absent: set[str] = set()
+    missing: dict[str, None] = {}
+    for spec in specs:
+        gone = [s for s in spec.sources if s not in names]
+        if spec.optional and len(gone) == len(spec.sources):
+            absent.update(gone)
+        else:
+            missing.update(dict.fromkeys(gone))
+    unexpected = sorted(n for n in names - expected if not _ignorable(n, expected))
+    if missing:
+        raise ValueError(f"{where}: missing {_listed(list(missing), unexpected)}")
+    for spec in specs:
+        if spec.sources[0] not in absent:
+            _check_shape(where, spec, checkpoint)
+    if unexpected:
+        _log.warning("%s: ignoring unexpected %s", where, _listed(unexpected, sorted(expected)))
+    return absent
+
+
+def _check_shape(where: str, spec: WeightSpec, checkpoint: Checkpoint) -> None:
+    shapes = [tuple(checkpoint.shape(s)) for s in spec.sources]
+    rest = {s[1:] for s in shapes}
+    if all(shapes) and rest == {tuple(spec.shape[1:])} and sum(s[0] for s in shapes) == spec.shape[0]:
+        return
+    found = ", ".join(f"{name} {list(shape)}" for name, shape in zip(spec.sources, shapes))
+    if len(shapes) == 1:
+        raise ValueError(f"{where}: tensor {found} has the wrong shape; the config asks for {list(spec.shape)}")
+    raise ValueError(f"{where}: tensors {found} have wrong shapes; the config asks for {list(spec.shape)} together")
+
+
+def _ignorable(name: str, expected: set[str]) -> bool:
+    """Tensors that checkpoints carry without need: rotary tables, and an output matrix where embeddings are shared."""
+    if name.endswith((".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")):
+        return True
+    return name in ("lm_head.weight", "rope_freqs.weight") or name.startswith("rope_factors_")
+
+
+def _listed(names: list[str], candidates: list[str]) -> str:
+    shown = []
+    for name in names[:5]:
+        near = difflib.get_close_matches(name, candidates, 1, 0.8)
+        shown.append(name + (f" (nearest: {near[0]})" if near else ""))
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"tensor{'s' * (len(names) > 1)} {', '.join(shown)}{more}"
