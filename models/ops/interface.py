@@ -69,6 +69,12 @@ class Backend(Protocol):
     def Pick(self) -> Any:
         """(x [R, H], rows) -> (x [1, H], rows): the last live row of a prefill chunk, as rows of their own."""
 
+    def WriteHistory(self) -> Any:
+        """(history int32 [S, L], slot [n], start [n], tokens [n, w], count [n]) -> length int32 [n] = start + count.
+
+        Writes ``tokens`` to ``history[slot, start:]`` in place. What stands at or behind ``length`` means nothing.
+        """
+
     def Probs(self) -> Any:
         """(logits [R, V], rows, sampling [n, 4], banned [n, E], banned_until [n]) -> float32 [R, V]."""
 

@@ -225,6 +225,18 @@ class Attention(nn.Cell):
         return ops.cat(parts, 0)[:size]
 
 
+class WriteHistory(nn.Cell):
+    """Appends committed ids to each request's history. The last column of ``history`` takes what does not fit."""
+
+    def construct(self, history: Parameter, slot: Tensor, start: Tensor, tokens: Tensor, count: Tensor) -> Tensor:
+        n, w = tokens.shape
+        column = start.reshape(n, 1) + ops.arange(w).astype(ms.int32).reshape(1, w)
+        column = ops.minimum(column, history.shape[1] - 1).astype(ms.int32)
+        row = ops.broadcast_to(slot.reshape(n, 1), (n, w))
+        ops.ScatterNdUpdate()(history, ops.stack((row, column), -1), tokens)
+        return start + count
+
+
 class ReferenceOps:
     """The plain backend. See :class:`ms_spec.models.ops.interface.Backend`."""
 
@@ -238,6 +250,7 @@ class ReferenceOps:
     NormGatedLinear = NormGatedLinear
     LinearAdd = LinearAdd
     Attention = Attention
+    WriteHistory = WriteHistory
     Probs = plain_sampling.Probs
     InverseCDF = plain_sampling.InverseCDF
     Entropy = plain_sampling.Entropy

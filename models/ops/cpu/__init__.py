@@ -22,6 +22,7 @@ class CpuOps:
     NormGatedLinear = layers.NormGatedLinear
     LinearAdd = layers.LinearAdd
     Attention = layers.Attention
+    WriteHistory = layers.WriteHistory
 
     def __init__(self) -> None:
         library()  # raises NoCompiler here, not in the middle of a network

@@ -182,3 +182,14 @@ class Attention(nn.Cell):
     def construct(self, qkv: Tensor, rows: tuple) -> Tensor:
         caches = (self.k_cache, self.v_cache)
         return self.op(qkv, rows[1], rows[2], rows[4], rows[5], self.cos, self.sin, *caches, self.q_gamma, self.k_gamma, self.eps)
+
+
+class WriteHistory(nn.Cell):
+    """Appends committed ids to each request's history."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.op = kernel("write_history", lambda *shapes: shapes[1], lambda *_: ms.int32, mutates=True)
+
+    def construct(self, history: Parameter, slot: Tensor, start: Tensor, tokens: Tensor, count: Tensor) -> Tensor:
+        return self.op(history, slot, start, tokens, count)

@@ -1,0 +1,172 @@
+"""Owns the model, its caches and its compiled steps; turns ``Work`` into tensors and tensors into ``Result``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor
+
+from ms_spec.models.decoder import Decoder
+from ms_spec.models.ops.interface import Backend
+from ms_spec.randomness import matched_uniforms, step_uniforms
+from ms_spec.step import DecodeStep, PrefillStep, new_history
+from ms_spec.verify.buckets import Buckets
+from ms_spec.verify.rules import make_rule
+from ms_spec.work import Result, Work
+
+MAX_BANNED = 32
+"""Most ids that one request may ban (its stop ids while min_tokens holds)."""
+
+
+@dataclass
+class _Inputs:
+    """The host's arrays of one bucket and the tensors that share their memory: nothing is allocated per step."""
+
+    slot: np.ndarray
+    tokens: np.ndarray
+    start: np.ndarray
+    block_tables: np.ndarray
+    bounds: np.ndarray
+    sampling: np.ndarray
+    banned: np.ndarray
+    banned_until: np.ndarray
+    limit: np.ndarray
+    uniforms: np.ndarray
+    tensors: tuple[Tensor, ...] = ()
+
+    @classmethod
+    def of(cls, n: int, w: int, blocks: int, drawn: int, host_bounds: bool) -> _Inputs:
+        made = cls(
+            slot=np.zeros(n, np.int32),
+            tokens=np.full((n, w), -1, np.int32),
+            start=np.zeros(n, np.int32),
+            block_tables=np.zeros((n, blocks), np.int32),
+            bounds=np.ones(n * w if host_bounds else 1, np.int32),
+            sampling=np.tile(np.array([0, 0, 1, 0], np.float32), (n, 1)),
+            banned=np.full((n, MAX_BANNED), -1, np.int32),
+            banned_until=np.zeros(n, np.int32),
+            limit=np.zeros(n, np.int32),
+            uniforms=np.zeros((n, 2 * drawn), np.float32),
+        )
+        made.tensors = tuple(Tensor.from_numpy(getattr(made, name)) for name in cls.__dataclass_fields__ if name != "tensors")
+        return made
+
+
+class ModelRunner:
+    """The compiled model. See :class:`ms_spec.work.Runner`; all calls come from the graph thread.
+
+    Args:
+        target: the model, weights loaded.
+        backend: the device operations that it is written in.
+        buckets: batch and width buckets of the decode graphs.
+        chunks: prompt lengths of the prefill graphs, rising.
+        num_drafts: K, 0 without speculation.
+        make_proposer: makes the proposer of one step graph; None without speculation.
+        rule_options: keyword arguments of :func:`ms_spec.verify.rules.make_rule`.
+    """
+
+    def __init__(
+        self,
+        target: Decoder,
+        backend: Backend,
+        buckets: Buckets,
+        chunks: Sequence[int],
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_len: int,
+        max_num_seqs: int,
+        num_drafts: int,
+        make_proposer: Callable[[], Any] | None,
+        rule_options: dict[str, Any],
+    ) -> None:
+        self.num_blocks, self.block_size, self.max_len = num_blocks, block_size, max_len
+        self.buckets, self.chunks, self.num_drafts = buckets, tuple(chunks), num_drafts
+        self.num_compiled = 0
+        self._host_bounds = backend.host_bounds
+        self._table_width = -(-max_len // block_size)
+        history = new_history(max_num_seqs, max_len)
+        self._decode: dict[int, DecodeStep] = {}
+        for width in buckets.widths:
+            rule = make_rule(backend, width, **rule_options)
+            self._decode[width] = DecodeStep(target, backend, rule, history, make_proposer and make_proposer())
+            self._matched = rule.matched
+        rule = make_rule(backend, 1, **rule_options)
+        self._prefill = PrefillStep(target, backend, rule, history, make_proposer and make_proposer())
+        self._inputs: dict[tuple[str, int, int], _Inputs] = {}
+
+    def plan(self) -> list[tuple[str, int, int]]:
+        """Every graph that :meth:`warm_up` compiles: (kind, n, w)."""
+        decode = [("decode", n, w) for w in self.buckets.widths for n in self.buckets.batches]
+        return decode + [("prefill", 1, chunk) for chunk in self.chunks]
+
+    def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Compiles every graph by running it on padding alone."""
+        plan = self.plan()
+        for i, bucket in enumerate(plan):
+            progress(i, len(plan))
+            self._run(bucket, [])
+        progress(len(plan), len(plan))
+
+    def prefill(self, work: Work, last: bool) -> Result | None:
+        """One chunk of a prompt (at most ``chunks[-1]`` tokens). None unless it is the ``last``."""
+        chunk = next(c for c in self.chunks if c >= len(work.tokens))
+        out = self._run(("prefill", 1, chunk), [work])
+        return self._result(out[0], 1) if last else None
+
+    def decode(self, works: list[Work]) -> list[Result]:
+        """One step of every request."""
+        n, w = self.buckets.pick(len(works), max(len(work.tokens) for work in works))
+        out = self._run(("decode", n, w), works)
+        return [self._result(row, w) for row in out[: len(works)]]
+
+    @staticmethod
+    def _result(row: list[int], width: int) -> Result:
+        emitted, accepted, drafts = row[:3]
+        return Result(row[3 : 3 + emitted], row[3 + width : 3 + width + drafts], accepted)
+
+    def _run(self, bucket: tuple[str, int, int], works: list[Work]) -> list[list[int]]:
+        kind, n, w = bucket
+        inputs = self._inputs.get(bucket)
+        if inputs is None:
+            drawn = w if kind == "decode" else 1
+            inputs = self._inputs[bucket] = _Inputs.of(n, w, self._table_width, drawn, self._host_bounds)
+            self.num_compiled += 1
+        for i, work in enumerate(works):
+            self._fill(inputs, i, work)
+        if len(works) < n:
+            inputs.slot[len(works) :] = 0
+            inputs.tokens[len(works) :] = -1
+            inputs.limit[len(works) :] = 0
+        step = self._prefill if kind == "prefill" else self._decode[w]
+        return step(*inputs.tensors).asnumpy().tolist()
+
+    def _fill(self, inputs: _Inputs, i: int, work: Work) -> None:
+        size, tables = len(work.tokens), inputs.block_tables
+        inputs.slot[i] = work.slot
+        inputs.tokens[i, :size] = work.tokens
+        inputs.tokens[i, size:] = -1
+        inputs.start[i] = work.start
+        tables[i, : len(work.block_table)] = work.block_table
+        inputs.sampling[i] = (work.temperature, work.top_k, work.top_p, work.min_p)
+        inputs.banned_until[i] = work.banned_until
+        if work.banned_until:
+            inputs.banned[i] = -1
+            inputs.banned[i, : len(work.banned)] = work.banned
+        inputs.limit[i] = work.draft_limit
+        if self._host_bounds:
+            width = inputs.tokens.shape[1]
+            inputs.bounds[i * width : (i + 1) * width] = np.minimum(work.start + 1 + np.arange(width), self.max_len)
+        if work.temperature > 0:
+            drawn = inputs.uniforms.shape[1] // 2
+            if self._matched:
+                inputs.uniforms[i, :drawn] = matched_uniforms(work.seed, work.sample, work.output_index, drawn)
+            else:
+                # Keyed by the engine's K, not the bucket's: neighbours that widen the bucket change no number.
+                drawn_for = step_uniforms(work.seed, work.sample, work.output_index, self.num_drafts)
+                inputs.uniforms[i, : drawn - 1] = drawn_for[: drawn - 1]
+                inputs.uniforms[i, drawn - 1] = drawn_for[self.num_drafts]

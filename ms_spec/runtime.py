@@ -1,0 +1,93 @@
+"""MindSpore's process-wide state, set in one place, and the one thread that runs graphs.
+
+Two threads inside MindSpore graphs at once deadlock the process, compiling included. So every ``LLM`` of a process
+shares one thread, and everybody else hands it work by queue.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from concurrent.futures import Future
+from typing import Any, Callable, TypeVar
+
+T = TypeVar("T")
+
+
+class GraphThread:
+    """Runs callables one after another on a thread of its own."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[tuple[Future, Callable, tuple, dict]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._loop, name="ms-spec-graphs", daemon=True)
+        self._thread.start()
+
+    def submit(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
+        """Queues a call and returns at once."""
+        future: Future[T] = Future()
+        self._work.put((future, function, args, kwargs))
+        return future
+
+    def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Calls ``function`` on the graph thread and waits for its result. From that thread itself: calls it."""
+        if threading.current_thread() is self._thread:
+            return function(*args, **kwargs)
+        return self.submit(function, *args, **kwargs).result()
+
+    def _loop(self) -> None:
+        while True:
+            future, function, args, kwargs = self._work.get()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(function(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+            del future, function, args, kwargs  # an idle thread must not keep a dropped LLM alive
+
+
+_thread: GraphThread | None = None
+_lock = threading.Lock()
+
+
+def graph_thread() -> GraphThread:
+    """The process's graph thread, started at first use (and anew in a forked child)."""
+    global _thread
+    with _lock:
+        if _thread is None:
+            _thread = GraphThread()
+        return _thread
+
+
+def _forget_thread() -> None:
+    global _thread, _lock
+    _thread, _lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_thread)
+
+
+def setup_mindspore(device: str, eager: bool = False) -> None:
+    """Imports MindSpore and sets what it keeps per process: device, mode, quiet logs. Call it on the graph thread.
+
+    Args:
+        device: "cpu" or "ascend".
+        eager: run operator by operator (PyNative) instead of compiled graphs.
+
+    Raises:
+        ValueError: MindSpore is not installed, or cannot use the device on this machine.
+    """
+    os.environ.setdefault("GLOG_v", "3")  # errors only; must be set before the import
+    try:
+        import mindspore as ms
+    except ImportError as error:
+        raise ValueError(f"mindspore: not importable ({error}); install it with: pip install 'mindspore>=2.9,<2.11'") from None
+    target = {"cpu": "CPU", "ascend": "Ascend"}[device]
+    try:
+        ms.set_device(target)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"device: {device!r} cannot be used on this machine ({reason}); use device='cpu'") from None
+    ms.set_context(mode=ms.PYNATIVE_MODE if eager else ms.GRAPH_MODE)
