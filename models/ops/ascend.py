@@ -1,0 +1,358 @@
+"""The operations for Ascend NPUs, on the fused operators that MindSpore offers there.
+
+Rows are not compacted: row i is cell i of the [n, w] grid, and a dead row (no token, or beyond max_len) embeds token 0,
+writes to slot 0 of the null block and attends to that slot alone. Entries of ``rows`` beyond the common six:
+
+====  ========  ===============================================================================================
+ 6    bounds    int32 [R], the graph's input: from 1 to B * block_size, for a live row at least position + 1
+ 7    slots     int32 [R], where each row's key and value go in the cache, counted in tokens
+ 8    mask      uint8, 1 = discard: [R, 1, B * block_size], or [1, 1, R, B * block_size] for a prefill chunk
+ 9    tables    int32 [R, B], each row's block table (zeros for dead rows)
+10    live      int32 [R], 1 where the row has a token
+====  ========  ===============================================================================================
+
+**Decode** (w <= 16): each row is one batch entry of FusedInferAttentionScore with one query token, the form for which
+MindSpore documents paged caches. A kernel launch reads the lengths on the host, so they are upper bounds that the host
+knows before the launch; a mask computed once per step from the true positions hides what lies between. **Prefill**
+(n = 1, w > 16): the request's keys and values are gathered by its block table, and one batch entry of w query tokens
+attends to them under an explicit mask.
+
+Weights, caches and activations are bfloat16 or float16 (float32 is stored as bfloat16: fused attention takes no
+float32); rotation and sampling run in float32.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore.ops import auto_generate
+
+from ms_spec.models.ops import plain_sampling
+from ms_spec.models.ops.interface import Geometry
+from ms_spec.models.ops.limits import DTYPES, MAX_WIDTH, storage_dtype
+from ms_spec.models.weights import WeightSpec
+
+_log = logging.getLogger("ms_spec")
+BOUNDS, SLOTS, MASK, TABLES, LIVE = 6, 7, 8, 9, 10
+
+
+class AscendKernels:
+    """The fused operators that the backend calls. A test hands over its own object to run without an NPU."""
+
+    FusedInferAttentionScore = auto_generate.FusedInferAttentionScore
+    ReshapeAndCache = auto_generate.ReshapeAndCache
+    RmsNorm = auto_generate.RmsNorm
+    Swiglu = auto_generate.Swiglu
+
+
+class Rows(nn.Cell):
+    """Lays the grid out as rows and computes once what all layers share: slots, block tables and the mask."""
+
+    def __init__(self, max_len: int, block_size: int):
+        super().__init__()
+        self.max_len = max_len
+        self.block_size = block_size
+
+    def construct(self, tokens, start, block_tables, bounds):
+        n, w = tokens.shape
+        if w > MAX_WIDTH and n > 1:
+            raise ValueError("a prefill chunk belongs to one request")
+        blocks = block_tables.shape[1]
+        span = blocks * self.block_size
+        column = ops.arange(w).astype(ms.int32).reshape(1, w)
+        position = start.reshape(n, 1) + column
+        live = ops.logical_and(tokens >= 0, position < self.max_len).astype(ms.int32)
+        token = (tokens * live).reshape(n * w)
+        position = (position * live).reshape(n * w)
+        tables = (block_tables.reshape(n, 1, blocks) * live.reshape(n, w, 1)).reshape(n * w, blocks)
+        live = live.reshape(n * w)
+        cell = ops.arange(n * w).astype(ms.int32)
+        request = ops.broadcast_to(ops.arange(n).astype(ms.int32).reshape(n, 1), (n, w)).reshape(n * w)
+        count = Tensor(np.array([n * w], np.int32))
+        block = ops.floor_div(position, self.block_size)
+        offset = position - block * self.block_size
+        first = ops.gather_elements(tables, 1, block.reshape(n * w, 1)).reshape(n * w)
+        slots = first * self.block_size + offset
+        hidden = (ops.arange(span).astype(ms.int32).reshape(1, span) > position.reshape(n * w, 1)).astype(ms.uint8)
+        mask = hidden.reshape(1, 1, n * w, span) if w > MAX_WIDTH else hidden.reshape(n * w, 1, span)
+        return (token, position, request, cell, count, block_tables, bounds, slots, mask, tables, live)
+
+
+class Linear(nn.Cell):
+    """x [R, K] -> x W^T + b [R, N], W held as [N, K]."""
+
+    def __init__(self, out: int, inner: int, dtype: str, weight: Any = None):
+        super().__init__()
+        self.shape, self.dtype = (out, inner), dtype
+        self.weight = _parameter("weight", (out, inner), dtype) if weight is None else weight
+        self.bias = _parameter("bias", (out,), dtype)
+        self.matmul = ops.MatMul(transpose_b=True)
+
+    def weights(self, *sources: str) -> list[WeightSpec]:
+        return [
+            WeightSpec(self.weight, self.shape, "rows", self.dtype, tuple(f"{s}.weight" for s in sources)),
+            _vector(self.bias, self.shape[0], self.dtype, *(f"{s}.bias" for s in sources), optional=True),
+        ]
+
+    def construct(self, x):
+        return self.matmul(x, self.weight) + self.bias
+
+
+class Norm(nn.Cell):
+    """RMS norm over the last dimension."""
+
+    def __init__(self, size: int, eps: float, dtype: str, kernels: Any):
+        super().__init__()
+        self.size, self.dtype = size, dtype
+        self.gamma = _parameter("gamma", (size,), dtype)
+        self.rms_norm = kernels.RmsNorm(eps)
+
+    def weights(self, source: str) -> list[WeightSpec]:
+        return [_vector(self.gamma, self.size, self.dtype, f"{source}.weight")]
+
+    def construct(self, x):
+        return self.rms_norm(x, self.gamma)[0]
+
+
+class Embedding(nn.Cell):
+    """One row of the table per token."""
+
+    def __init__(self, vocab: int, hidden: int, dtype: str):
+        super().__init__()
+        self.shape, self.dtype = (vocab, hidden), dtype
+        self.weight = _parameter("weight", (vocab, hidden), dtype)
+        self.gather = ops.Gather()
+
+    def weights(self, source: str) -> list[WeightSpec]:
+        return [WeightSpec(self.weight, self.shape, "rows", self.dtype, (source,))]
+
+    def construct(self, rows):
+        return self.gather(self.weight, rows[0], 0)
+
+
+class NormLinear(nn.Cell):
+    """RMS norm, then a linear map."""
+
+    def __init__(self, out: int, hidden: int, eps: float, dtype: str, kernels: Any, tied: Embedding | None = None):
+        super().__init__()
+        self.norm = Norm(hidden, eps, dtype, kernels)
+        self.linear = Linear(out, hidden, dtype, None if tied is None else tied.weight)
+        self.tied = tied is not None
+
+    def weights(self, norm: str, *sources: str) -> list[WeightSpec]:
+        return self.norm.weights(norm) + ([] if self.tied else self.linear.weights(*sources))
+
+    def construct(self, x, rows):
+        return self.linear(self.norm(x))
+
+
+class NormGatedLinear(nn.Cell):
+    """RMS norm, then silu(gate) * up; the weights of gate and up stand in one matrix."""
+
+    def __init__(self, out: int, hidden: int, eps: float, dtype: str, kernels: Any):
+        super().__init__()
+        self.norm = Norm(hidden, eps, dtype, kernels)
+        self.linear = Linear(2 * out, hidden, dtype)
+        self.swiglu = kernels.Swiglu()
+
+    def weights(self, norm: str, gate: str, up: str) -> list[WeightSpec]:
+        return self.norm.weights(norm) + self.linear.weights(gate, up)
+
+    def construct(self, x, rows):
+        return self.swiglu(self.linear(self.norm(x)), -1)
+
+
+class LinearAdd(nn.Cell):
+    """A linear map added to the residual."""
+
+    def __init__(self, out: int, inner: int, dtype: str):
+        super().__init__()
+        self.linear = Linear(out, inner, dtype)
+
+    def weights(self, *sources: str) -> list[WeightSpec]:
+        return self.linear.weights(*sources)
+
+    def construct(self, x, residual, rows):
+        return residual + self.linear(x)
+
+
+class Attention(nn.Cell):
+    """Rotates, caches and attends. Caches are [blocks, block_size, kv_heads * head_dim] and start at zero."""
+
+    def __init__(self, geometry: Geometry, cos: Parameter, sin: Parameter, dtype: str, kernels: Any):
+        super().__init__()
+        g = geometry
+        self.heads, self.kv_heads, self.dim = g.num_heads, g.num_kv_heads, g.head_dim
+        self.cos, self.sin = cos, sin
+        self.qk_norm = g.qk_norm
+        if g.qk_norm:
+            self.q_norm = Norm(g.head_dim, g.rms_norm_eps, dtype, kernels)
+            self.k_norm = Norm(g.head_dim, g.rms_norm_eps, dtype, kernels)
+        cache = (g.num_blocks, g.block_size, g.num_kv_heads * g.head_dim)
+        self.k_cache = _parameter("k_cache", cache, dtype)
+        self.v_cache = _parameter("v_cache", cache, dtype)
+        self.gather = ops.Gather()
+        self.concat = ops.Concat(-1)
+        self.write = kernels.ReshapeAndCache()
+        common = {
+            "num_heads": g.num_heads,
+            "num_key_value_heads": g.num_kv_heads,
+            "scale_value": 1 / math.sqrt(g.head_dim),
+            "input_layout": "BSH",
+        }
+        # Row correction (2) is advised with a mask of one's own, and exists only for more than one query token.
+        self.attend_rows = kernels.FusedInferAttentionScore(inner_precise=0, block_size=g.block_size, **common)
+        self.attend_chunk = kernels.FusedInferAttentionScore(inner_precise=2, sparse_mode=0, **common)
+
+    def weights(self, q_norm: str, k_norm: str) -> list[WeightSpec]:
+        return self.q_norm.weights(q_norm) + self.k_norm.weights(k_norm) if self.qk_norm else []
+
+    def rotate(self, x, cos, sin):
+        """Pairs (i, i + D/2) of x [R, heads, D] turn by the row's angles cos, sin float32 [R, 1, D/2]."""
+        half = self.dim // 2
+        wide = x.astype(ms.float32)
+        a = wide[:, :, :half]
+        b = wide[:, :, half:]
+        return self.concat((a * cos - b * sin, b * cos + a * sin)).astype(x.dtype)
+
+    def construct(self, qkv, rows):
+        count = qkv.shape[0]
+        q_end = self.heads * self.dim
+        k_end = q_end + self.kv_heads * self.dim
+        q = qkv[:, :q_end].reshape(count, self.heads, self.dim)
+        k = qkv[:, q_end:k_end].reshape(count, self.kv_heads, self.dim)
+        v = qkv[:, k_end:]
+        if self.qk_norm:
+            q = self.q_norm(q)
+            k = self.k_norm(k)
+        cos = self.gather(self.cos, rows[1], 0).expand_dims(1)
+        sin = self.gather(self.sin, rows[1], 0).expand_dims(1)
+        q = self.rotate(q, cos, sin)
+        k = self.rotate(k, cos, sin)
+        self.write(k.reshape(count, self.kv_heads * self.dim), v, self.k_cache, self.v_cache, rows[SLOTS])
+        if rows[MASK].ndim == 3:
+            return self.decode(q.reshape(count, 1, q_end), rows).reshape(count, q_end)
+        return self.prefill(q.reshape(1, count, q_end), rows).reshape(count, q_end)
+
+    def decode(self, q, rows):
+        """q [R, 1, H]: R batch entries over the paged cache."""
+        return self.attend_rows(
+            q, (self.k_cache,), (self.v_cache,), None, rows[MASK], None, rows[BOUNDS],
+            None, None, None, None, None, None, None, rows[TABLES],
+        )[0]  # fmt: skip
+
+    def prefill(self, q, rows):
+        """q [1, w, H]: one batch entry over the request's keys, gathered into one piece."""
+        blocks = rows[5].reshape(-1)
+        k = self.gather(self.k_cache, blocks, 0).reshape(1, -1, self.kv_heads * self.dim)
+        v = self.gather(self.v_cache, blocks, 0).reshape(1, -1, self.kv_heads * self.dim)
+        return self.attend_chunk(q, (k,), (v,), None, rows[MASK])[0]
+
+
+class Pick(nn.Cell):
+    """The last live row of a prefill chunk, as a grid of one cell."""
+
+    def __init__(self):
+        super().__init__()
+        self.gather = ops.Gather()
+
+    def construct(self, x, rows):
+        last = ops.ReduceSum(True)(rows[LIVE].astype(ms.float32), 0).astype(ms.int32) - 1
+        last = ops.maximum(last, 0)
+        zero = Tensor(np.zeros(1, np.int32))
+        one = Tensor(np.ones(1, np.int32))
+        token = self.gather(rows[0], last, 0)
+        position = self.gather(rows[1], last, 0)
+        return self.gather(x, last, 0), (token, position, zero, zero, one, rows[5])
+
+
+class InFloat32(nn.Cell):
+    """Hands the first argument (logits, say) to a Cell that computes in float32."""
+
+    def __init__(self, cell: nn.Cell):
+        super().__init__()
+        self.cell = cell
+
+    def construct(self, x, *rest):
+        return self.cell(x.astype(ms.float32), *rest)
+
+
+class AscendOps:
+    """The backend for Ascend NPUs. See :class:`ms_spec.models.ops.interface.Backend` for the operations.
+
+    ``dtype`` is that of weights, caches and activations; None: that of the first operation built. ``kernels`` is an
+    object like ``AscendKernels``.
+    """
+
+    name = "ascend"
+    host_bounds = True
+
+    def __init__(self, dtype: str | None = None, kernels: Any = AscendKernels):
+        self.dtype = ""
+        self.kernels = kernels
+        if dtype is not None:
+            self._stored(dtype)
+
+    def _stored(self, dtype: str) -> str:
+        stored, note = storage_dtype(dtype)
+        if stored not in DTYPES:
+            raise ValueError(f"dtype={dtype!r}: on Ascend {' or '.join(DTYPES)} are supported; use 'bfloat16'")
+        if not self.dtype:
+            self.dtype = stored
+            if note:
+                _log.warning(note)
+        if stored != self.dtype:
+            raise ValueError(f"dtype={dtype!r}: these operations were set up for {self.dtype!r}; use one throughout")
+        return stored
+
+    def Rows(self, max_len: int, block_size: int) -> Rows:
+        return Rows(max_len, block_size)
+
+    def Embedding(self, vocab: int, hidden: int, dtype: str) -> Embedding:
+        return Embedding(vocab, hidden, self._stored(dtype))
+
+    def NormLinear(self, out: int, hidden: int, eps: float, dtype: str, tied: Embedding | None = None) -> NormLinear:
+        return NormLinear(out, hidden, eps, self._stored(dtype), self.kernels, tied)
+
+    def NormGatedLinear(self, out: int, hidden: int, eps: float, dtype: str) -> NormGatedLinear:
+        return NormGatedLinear(out, hidden, eps, self._stored(dtype), self.kernels)
+
+    def LinearAdd(self, out: int, inner: int, dtype: str) -> LinearAdd:
+        return LinearAdd(out, inner, self._stored(dtype))
+
+    def Attention(self, geometry: Geometry, cos: Parameter, sin: Parameter) -> Attention:
+        if not self.dtype:
+            raise ValueError("dtype: not known yet; give one to AscendOps, or build an operation with weights first")
+        return Attention(geometry, cos, sin, self.dtype, self.kernels)
+
+    def Pick(self) -> Pick:
+        return Pick()
+
+    def Probs(self) -> InFloat32:
+        return InFloat32(plain_sampling.Probs())
+
+    def InverseCDF(self) -> plain_sampling.InverseCDF:
+        return plain_sampling.InverseCDF()
+
+    def Entropy(self) -> InFloat32:
+        return InFloat32(plain_sampling.Entropy())
+
+    def Grid(self) -> InFloat32:
+        return InFloat32(plain_sampling.Grid())
+
+    def NgramLookup(self, min_n: int, max_n: int, num_drafts: int) -> plain_sampling.NgramLookup:
+        return plain_sampling.NgramLookup(min_n, max_n, num_drafts)
+
+
+def _parameter(name: str, shape: tuple[int, ...], dtype: str) -> Parameter:
+    return Parameter(Tensor(np.zeros(shape, np.float32), getattr(ms, dtype)), name=name, requires_grad=False)
+
+
+def _vector(parameter: Parameter, size: int, dtype: str, *sources: str, optional: bool = False) -> WeightSpec:
+    """In the activations' dtype: RmsNorm wants x and gamma alike, and an Add of two dtypes is one kernel more."""
+    return WeightSpec(parameter, (size,), "vector", dtype, sources, optional)
