@@ -35,6 +35,7 @@ from mindspore.ops import auto_generate
 from ms_spec.models.ops import plain_sampling
 from ms_spec.models.ops.interface import Geometry
 from ms_spec.models.ops.limits import DTYPES, MAX_WIDTH, storage_dtype
+from ms_spec.models.ops.reference import WriteHistory
 from ms_spec.models.weights import WeightSpec
 
 _log = logging.getLogger("ms_spec")
@@ -332,6 +333,9 @@ class AscendOps:
 
     def Pick(self) -> Pick:
         return Pick()
+
+    def WriteHistory(self) -> WriteHistory:
+        return WriteHistory()
 
     def Probs(self) -> InFloat32:
         return InFloat32(plain_sampling.Probs())
