@@ -117,10 +117,13 @@ class EngineConfig(BaseModel):
         given = {name: value for name, value in arguments.items() if value is not None}
         if model is not None:
             given["model"] = str(model) if hasattr(model, "__fspath__") else model
+        return cls(**given)
+
+    def __init__(self, **arguments: Any) -> None:
         try:
-            return cls(**given)
+            super().__init__(**arguments)
         except ValidationError as error:
-            raise ConfigError(one_line(error, cls)) from None
+            raise ConfigError(one_line(error, type(self))) from None
 
     @property
     def num_speculative_tokens(self) -> int:

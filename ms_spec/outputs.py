@@ -23,6 +23,8 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     cumulative_logprob: float | None = None
     logprobs: Any = None
+    from_draft: list[bool] = field(default_factory=list, repr=False)
+    """For each token: whether it was drafted and accepted, or else the model's own."""
 
     def finished(self) -> bool:
         """Whether this sample is complete."""
@@ -50,22 +52,11 @@ class RequestOutput:
 
 
 @dataclass
-class StreamOutput:
-    """What one step added to one sample. Joining every ``text`` gives the sample's text, likewise ``token_ids``."""
+class Delta:
+    """What one step added to one sample of one request."""
 
-    prompt_index: int
-    """Which of the given prompts."""
+    request: RequestOutput
     index: int
-    """Which of its n samples."""
-    pieces: list[tuple[str, bool]]
-    """The text that each token released, and whether the token was an accepted draft."""
+    text: str
+    """May be empty: text that could turn out to be the beginning of a stop string is held back."""
     token_ids: list[int]
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    output: RequestOutput | None = None
-    """The whole result, once all samples of the prompt are finished."""
-
-    @property
-    def text(self) -> str:
-        """The text released by this step. May be empty: text that could become a stop string is held back."""
-        return "".join(text for text, _ in self.pieces)

@@ -1,0 +1,340 @@
+"""The loop that turns requests into steps and results into text. No numerics, no MindSpore."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Collection, Iterable
+from operator import index
+from typing import Any, Callable
+
+from ms_spec.draft_budget import DraftGate
+from ms_spec.errors import EngineError, RequestError
+from ms_spec.limits import Limits
+from ms_spec.metrics import EngineMetrics, Metrics
+from ms_spec.outputs import CompletionOutput, Delta, RequestOutput
+from ms_spec.request import DECODE, FINISHED, Request, Sequence
+from ms_spec.sampling_params import SamplingParams
+from ms_spec.scheduler import Chunk, Plan, Row, Scheduler
+from ms_spec.stopping import Decoder, Stopping
+from ms_spec.work import Result, Runner, Work
+
+NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
+
+
+def call_here(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Runs ``function`` on the caller's thread."""
+    return function(*arguments)
+
+
+class Engine:
+    """Requests in, tokens out, one ``step`` at a time. Not thread-safe: whoever shares it holds a lock.
+
+    runner: the compiled model.
+    eos: ids that end a request unless it ignores them.
+    make_decoder: gives a new incremental decoder, ``make_decoder(skip_special_tokens)``; None: no text at all.
+    seed: where requests without a seed get theirs from, together with their number; None: from the operating system.
+    call: runs a function on the thread that owns the model.
+    lone_history: draft lengths must not depend on the other requests (verification that is not lossless).
+    adaptive: False always verifies all drafts.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        limits: Limits,
+        vocab_size: int,
+        eos: Collection[int] = (),
+        make_decoder: Callable[[bool], Decoder] | None = None,
+        seed: int | None = None,
+        call: Callable[..., Any] = call_here,
+        lone_history: bool = False,
+        adaptive: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.limits = limits
+        self.scheduler = Scheduler(limits, lone_history, adaptive)
+        self._runner = runner
+        self._vocab_size = vocab_size
+        self._eos = frozenset(eos)
+        self._make_decoder = make_decoder
+        self._seed = seed
+        self._call = call
+        self._clock = clock
+        self._counter = 0
+        self._order = 0
+        self._requests: dict[str, Request] = {}
+        self._totals = EngineMetrics()
+
+    # Requests
+
+    def add_request(
+        self,
+        prompt_ids: Iterable[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        prompt: str | None = None,
+    ) -> Request:
+        """Queues a request. Raises RequestError, and leaves no trace, if it cannot be served."""
+        ids = self._check_prompt(prompt_ids)
+        max_output = self._check_params(ids, params)
+        number = self._counter
+        name = str(number) if request_id is None else request_id
+        if name in self._requests:
+            raise RequestError(f"request_id = {name!r}: already in use by a running request")
+        output = RequestOutput(name, prompt, ids, [], finished=False)
+        request = Request(output, params, self._seed_of(params, number), self._clock())
+        for sample in range(params.n):
+            decoder = None
+            if self._make_decoder is not None and params.detokenize:
+                decoder = self._make_decoder(params.skip_special_tokens)
+            out = CompletionOutput(sample)
+            output.outputs.append(out)
+            gate = DraftGate(self.limits.num_speculative_tokens)
+            stopping = Stopping(params, self._eos, decoder, max_output)
+            request.sequences.append(Sequence(request, out, self._order + sample, max_output, stopping, gate))
+        self._counter += 1
+        self._order += params.n
+        self._totals.num_requests += 1
+        self._requests[name] = request
+        if params.n == 1:
+            output.metrics = request.sequences[0].metrics
+        for seq in request.sequences:
+            self.scheduler.add(seq)
+        return request
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request now, with finish_reason "abort". An unknown or finished one is left alone."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            for seq in request.sequences:
+                self._finish(seq, "abort", None)
+
+    def abort_all(self) -> None:
+        """Ends every request."""
+        for name in list(self._requests):
+            self.abort(name)
+
+    def has_unfinished(self) -> bool:
+        """Whether another step has something to do."""
+        return bool(self._requests)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """KV blocks that no request holds."""
+        return self.scheduler.blocks.num_free
+
+    def metrics(self) -> EngineMetrics:
+        """Counts since the start, running requests included."""
+        total = EngineMetrics()
+        for part in (self._totals, *(seq.metrics for seq in self._live())):
+            total.add(part)
+        for name in ("num_requests", "num_finished", "num_engine_steps"):
+            setattr(total, name, getattr(self._totals, name))
+        return total
+
+    def _live(self) -> Iterable[Sequence]:
+        return (seq for request in self._requests.values() for seq in request.sequences if seq.state != FINISHED)
+
+    # A step
+
+    def step(self) -> list[Delta]:
+        """Computes one step and returns what it added. If the model fails, every request ends with an error."""
+        plan = self.scheduler.schedule()
+        if not plan.rows and not plan.chunks:
+            if self._requests:
+                return self._fail_all("internal error: nothing can be scheduled")
+            return []
+        try:
+            chunk_results, row_results = self._call(self._execute, plan)
+        except Exception as error:
+            first = (str(error).strip().splitlines() or [""])[0]
+            return self._fail_all(f"the model failed: {type(error).__name__}: {first}")
+        now = self._clock()
+        self._totals.num_engine_steps += 1
+        deltas: list[Delta] = []
+        for chunk, result in zip(plan.chunks, chunk_results):
+            self._take_chunk(chunk, result, now, deltas)
+        for row, result in zip(plan.rows, row_results):
+            self._take_row(row, result, now, deltas)
+        return deltas
+
+    def _execute(self, plan: Plan) -> tuple[list[Result | None], list[Result]]:
+        """All model calls of one step, on the model's thread."""
+        chunks = [self._runner.prefill(self._chunk_work(chunk), chunk.last) for chunk in plan.chunks]
+        rows = self._runner.decode([self._row_work(row) for row in plan.rows]) if plan.rows else []
+        return chunks, rows
+
+    def _chunk_work(self, chunk: Chunk) -> Work:
+        seq = chunk.seq
+        tokens = seq.tokens[seq.computed : seq.computed + chunk.size]
+        return self._work(seq, tokens, seq.computed, chunk.limit)
+
+    def _row_work(self, row: Row) -> Work:
+        seq = row.seq
+        tokens = [seq.tokens[-1], *seq.drafts[: row.num_drafts]]
+        return self._work(seq, tokens, len(seq.tokens) - 1, row.limit)
+
+    def _work(self, seq: Sequence, tokens: list[int], start: int, limit: int) -> Work:
+        """``block_table`` is the live list: whoever keeps it beyond the call copies it."""
+        params = seq.request.params
+        return Work(
+            slot=seq.slot,
+            tokens=tokens,
+            start=start,
+            block_table=seq.table,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            banned=seq.banned,
+            banned_until=seq.banned_until,
+            seed=seq.request.seed,
+            sample=seq.out.index,
+            output_index=seq.num_output,
+            draft_limit=limit,
+        )
+
+    # Results
+
+    def _take_chunk(self, chunk: Chunk, result: Result | None, now: float, deltas: list[Delta]) -> None:
+        seq = chunk.seq
+        seq.computed += chunk.size
+        if chunk.last and result is not None:
+            seq.state = DECODE
+            seq.first_token_at = now
+            seq.metrics.time_to_first_token_s = now - seq.request.arrived
+            deltas.append(self._emit(seq, result, 0))
+        elif seq.computed == seq.prefill_end and not chunk.last:
+            # Resumed: its last token, and the drafts that it had, are decoded next.
+            seq.state = DECODE
+
+    def _take_row(self, row: Row, result: Result, now: float, deltas: list[Delta]) -> None:
+        seq = row.seq
+        seq.metrics.decode_seconds = now - (seq.first_token_at or now)
+        accepted = result.num_accepted
+        # The gate learns from what the model said, the metrics count what was emitted.
+        seq.gate.record(row.num_drafts, accepted, row.limit)
+        deltas.append(self._emit(seq, result, accepted, row.num_drafts))
+
+    def _emit(self, seq: Sequence, result: Result, accepted: int, drafted: int | None = None) -> Delta:
+        """Takes over a result's tokens up to the first that ends the sequence. drafted None: not a decode step."""
+        out = seq.out
+        kept: list[int] = []
+        text, reason, stop = "", None, None
+        for position, token in enumerate(result.tokens):
+            if not 0 <= token < self._vocab_size:
+                reason = "error"
+                break
+            kept.append(token)
+            out.from_draft.append(position < accepted)
+            released, reason, stop = seq.stopping.push(token)
+            text += released
+            if reason is not None:
+                break
+        seq.tokens += kept
+        out.token_ids += kept
+        seq.drafts = result.drafts
+        if drafted is not None:
+            seq.metrics.count_step(drafted, accepted, len(kept))
+        out.text += text
+        seq.request.changed = True
+        if reason == "error":
+            seq.request.output.error = NOT_FINITE
+        if reason is not None:
+            self._finish(seq, reason, stop)
+        return Delta(seq.request.output, out.index, text, kept)
+
+    def _finish(self, seq: Sequence, reason: str, stop: int | str | None) -> None:
+        """Ends a sequence; its blocks and its slot come free. Does nothing to one that has ended."""
+        if seq.state == FINISHED:
+            return
+        self.scheduler.remove(seq)
+        request, out = seq.request, seq.out
+        if reason in ("abort", "error"):
+            out.text += seq.stopping.close()
+        out.finish_reason, out.stop_reason = reason, stop
+        self._totals.add(seq.metrics)
+        request.changed = True
+        if all(other.state == FINISHED for other in request.sequences):
+            if len(request.sequences) > 1:
+                request.output.metrics = _together(request.sequences)
+            request.output.finished = True
+            self._totals.num_finished += 1
+            del self._requests[request.output.request_id]
+
+    def _fail_all(self, error: str) -> list[Delta]:
+        deltas = []
+        for request in list(self._requests.values()):
+            request.output.error = error
+            for seq in request.sequences:
+                if seq.state != FINISHED:
+                    self._finish(seq, "error", None)
+                    deltas.append(Delta(request.output, seq.out.index, "", []))
+        return deltas
+
+    # Checks
+
+    def _check_prompt(self, prompt_ids: Iterable[int]) -> list[int]:
+        try:
+            ids = [index(token) for token in prompt_ids]
+        except TypeError:
+            raise RequestError("prompt_token_ids must be a list of integers") from None
+        if not ids:
+            raise RequestError("the prompt is empty; give at least one token")
+        longest = self.limits.max_model_len - 1
+        if len(ids) > longest:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens; with max_model_len = {longest + 1} at most {longest} are allowed, "
+                f"one less for the first output token; shorten it or raise max_model_len to {len(ids) + 1} or more"
+            )
+        self._check_ids("prompt_token_ids", ids)
+        return ids
+
+    def _check_params(self, ids: list[int], params: SamplingParams) -> int:
+        """The most output tokens."""
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"sampling_params must be SamplingParams, not {type(params).__name__}")
+        self._check_ids("stop_token_ids", params.stop_token_ids or [])
+        if params.stop and self._make_decoder is None:
+            raise RequestError("stop needs text, and this engine has no tokenizer; use stop_token_ids")
+        room = self.limits.max_model_len - len(ids)
+        max_output = room if params.max_tokens is None else min(params.max_tokens, room)
+        blocks = self.scheduler.blocks
+        need = blocks.needed(len(ids) + max_output - 1)
+        if need > blocks.num_usable:
+            raise RequestError(
+                f"a prompt of {len(ids)} tokens with max_tokens = {max_output} needs {need} KV blocks of "
+                f"{blocks.block_size} tokens; there are {blocks.num_usable}; lower max_tokens or enlarge the cache"
+            )
+        return max_output
+
+    def _check_ids(self, name: str, ids: list[int]) -> None:
+        if ids and (max(ids) >= self._vocab_size or min(ids) < 0):
+            wrong = max(ids) if max(ids) >= self._vocab_size else min(ids)
+            raise RequestError(
+                f"{name} contains {wrong}, which is not in the vocabulary: ids go from 0 to {self._vocab_size - 1} "
+                f"(size {self._vocab_size})"
+            )
+
+    def _seed_of(self, params: SamplingParams, number: int) -> int:
+        """A request's seed, 0..2**64-1. No global generator is read or set."""
+        if params.seed is not None:
+            return params.seed
+        if self._seed is None:
+            return secrets.randbits(64)
+        digest = hashlib.blake2b(f"{self._seed}:{number}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little")
+
+
+def _together(sequences: list[Sequence]) -> Metrics:
+    """The metrics of a request with several samples. They ran side by side, so their time is the longest."""
+    total = Metrics()
+    for seq in sequences:
+        total.add(seq.metrics)
+    total.decode_seconds = max(seq.metrics.decode_seconds for seq in sequences)
+    return total
+
+
+__all__ = ["Engine", "EngineError", "call_here"]

@@ -1,0 +1,82 @@
+"""The sizes that an engine runs with, once the model and the device are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ms_spec.config import EngineConfig
+from ms_spec.errors import ConfigError
+
+DEFAULT_CACHE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes in tokens, requests and KV blocks. ``num_blocks`` counts the null block."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    num_blocks: int
+    prefill_chunk: int = 512
+    num_speculative_tokens: int = 0
+    tokens_by_batch: tuple[tuple[int, int, int], ...] = ()
+
+
+def default_block_size(device: str) -> int:
+    """Tokens in a KV block: 128 suits the fused attention of Ascend; small blocks waste less elsewhere."""
+    return 128 if device == "ascend" else 16
+
+
+def limits_for(
+    config: EngineConfig, model_max_len: int, bytes_per_token: int, device: str = "cpu", free_bytes: int | None = None
+) -> Limits:
+    """Sizes for this model.
+
+    model_max_len: the longest context that the model allows.
+    bytes_per_token: KV cache bytes of one position, all layers, keys and values, target and draft.
+    free_bytes: what the cache may take at most where the configuration is silent; default 1 GiB.
+    Raises ConfigError if max_model_len is beyond the model, or if the cache is too small for one request.
+    """
+    config.check_device(device)
+    length = model_max_len if config.max_model_len is None else config.max_model_len
+    if length > model_max_len:
+        raise ConfigError(
+            f"max_model_len = {length}: must be at most {model_max_len}, the longest context of the model; "
+            f"use {model_max_len}"
+        )
+    size = config.block_size or default_block_size(device)
+    per_request = -(-length // size)
+    block_bytes = size * bytes_per_token
+    if config.num_gpu_blocks_override is not None:
+        field, given, blocks = "num_gpu_blocks_override", config.num_gpu_blocks_override, config.num_gpu_blocks_override
+        enough = per_request
+    elif config.kv_cache_memory_bytes is not None:
+        field, given, blocks = "kv_cache_memory_bytes", config.kv_cache_memory_bytes, 0
+        blocks, enough = given // block_bytes, per_request * block_bytes
+    else:
+        most = DEFAULT_CACHE_BYTES if free_bytes is None else free_bytes
+        field, given, enough = "kv_cache_memory_bytes", most, per_request * block_bytes
+        blocks = min(config.max_num_seqs * per_request, most // block_bytes)
+        if blocks < per_request and config.max_model_len is None:
+            # Nobody asked for this length: serve what fits.
+            blocks = max(1, blocks)
+            length, per_request = blocks * size, blocks
+    if blocks < per_request:
+        raise ConfigError(
+            f"{field} = {given}: the KV cache would hold {blocks} blocks of {size} tokens ({blocks * size} tokens), less "
+            f"than one request of max_model_len = {length}; use {field} >= {enough}, or max_model_len <= {blocks * size}"
+        )
+    spec = config.speculative_config
+    table = spec.num_speculative_tokens_per_batch_size if spec is not None else None
+    return Limits(
+        max_model_len=length,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.token_budget,
+        block_size=size,
+        num_blocks=blocks + 1,
+        prefill_chunk=config.prefill_chunk,
+        num_speculative_tokens=config.num_speculative_tokens,
+        tokens_by_batch=tuple((row[0], row[1], row[2]) for row in table or ()),
+    )

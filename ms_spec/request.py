@@ -1,0 +1,93 @@
+"""A request and its samples while they run."""
+
+from __future__ import annotations
+
+from ms_spec.draft_budget import DraftGate
+from ms_spec.metrics import Metrics
+from ms_spec.outputs import CompletionOutput, RequestOutput
+from ms_spec.sampling_params import SamplingParams
+from ms_spec.stopping import Stopping
+
+WAITING, PREFILL, DECODE, FINISHED = "waiting", "prefill", "decode", "finished"
+
+
+class Request:
+    """One prompt. Its ``output`` grows while the request runs; it is the object that the user gets."""
+
+    __slots__ = ("arrived", "changed", "output", "params", "seed", "sequences")
+
+    def __init__(self, output: RequestOutput, params: SamplingParams, seed: int, arrived: float) -> None:
+        self.output = output
+        self.params = params
+        self.seed = seed
+        self.arrived = arrived
+        self.changed = False
+        """Set by each step that touched it; whoever reads the output clears it."""
+        self.sequences: list[Sequence] = []
+
+    @property
+    def finished(self) -> bool:
+        return self.output.finished
+
+
+class Sequence:
+    """One sample of a request.
+
+    ``tokens`` is prompt and output. While it decodes, the KV cache holds all of them but the last, whose row runs in the
+    next step together with ``drafts``.
+    """
+
+    __slots__ = (
+        "banned",
+        "banned_until",
+        "computed",
+        "drafts",
+        "first_token_at",
+        "gate",
+        "max_output",
+        "metrics",
+        "num_prompt",
+        "order",
+        "out",
+        "request",
+        "slot",
+        "state",
+        "stopping",
+        "table",
+        "tokens",
+    )
+
+    def __init__(
+        self, request: Request, out: CompletionOutput, order: int, max_output: int, stopping: Stopping, gate: DraftGate
+    ) -> None:
+        self.request = request
+        self.out = out
+        self.order = order
+        self.tokens = list(request.output.prompt_token_ids)
+        self.num_prompt = len(self.tokens)
+        self.max_output = max_output
+        self.stopping = stopping
+        self.gate = gate
+        self.metrics = Metrics()
+        self.banned = sorted(stopping.stop_ids) if request.params.min_tokens else []
+        self.banned_until = self.num_prompt + request.params.min_tokens if self.banned else 0
+        self.first_token_at: float | None = None
+        self.state = WAITING
+        self.slot = 0
+        self.table: list[int] = []
+        self.computed = 0
+        self.drafts: list[int] = []
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def room(self) -> int:
+        """Output tokens still to come."""
+        return self.max_output - self.num_output
+
+    @property
+    def prefill_end(self) -> int:
+        """Tokens that a prefill computes: the prompt; after a preemption all but the last, which is decoded next."""
+        return len(self.tokens) if len(self.tokens) == self.num_prompt else len(self.tokens) - 1
