@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import mindspore as ms
 import numpy as np
 from mindspore import Tensor
 
@@ -52,8 +51,16 @@ class _Inputs:
             limit=np.zeros(n, np.int32),
             uniforms=np.zeros((n, 2 * drawn), np.float32),
         )
-        made.tensors = tuple(Tensor.from_numpy(getattr(made, name)) for name in cls.__dataclass_fields__ if name != "tensors")
+        made.tensors = tuple(Tensor.from_numpy(array) for array in made.arrays())
         return made
+
+    def arrays(self) -> list[np.ndarray]:
+        """In the order of the steps' arguments."""
+        return [getattr(self, name) for name in self.__dataclass_fields__ if name != "tensors"]
+
+    def copies(self) -> tuple[Tensor, ...]:
+        """Tensors that share no memory with the host's arrays."""
+        return tuple(Tensor(array) for array in self.arrays())
 
 
 class ModelRunner:
@@ -104,6 +111,13 @@ class ModelRunner:
         decode = [("decode", n, w) for w in self.buckets.widths for n in self.buckets.batches]
         return decode + [("prefill", 1, chunk) for chunk in self.chunks]
 
+    def graph(self, bucket: tuple[str, int, int]) -> tuple[Any, tuple[Tensor, ...]]:
+        """The step that runs a bucket of :meth:`plan`, and inputs of padding for it. Compiles nothing."""
+        kind, n, w = bucket
+        drawn = w if kind == "decode" else 1
+        step = self._prefill if kind == "prefill" else self._decode[w]
+        return step, _Inputs.of(n, w, self._table_width, drawn, self._host_bounds).tensors
+
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Compiles every graph by running it on padding alone."""
         plan = self.plan()
@@ -143,7 +157,9 @@ class ModelRunner:
             inputs.tokens[len(works) :] = -1
             inputs.limit[len(works) :] = 0
         step = self._prefill if kind == "prefill" else self._decode[w]
-        return step(*inputs.tensors).asnumpy().tolist()
+        # A tensor that a device has seen may stay there as it was; only memory shared with the graph can be reused.
+        tensors = inputs.copies() if self._host_bounds else inputs.tensors
+        return step(*tensors).asnumpy().tolist()
 
     def _fill(self, inputs: _Inputs, i: int, work: Work) -> None:
         size, tables = len(work.tokens), inputs.block_tables
