@@ -11,12 +11,13 @@ from typing import Annotated, Any, Optional, TextIO
 import typer
 
 from ms_spec import __version__
-from ms_spec.job import DEFAULT_MODEL, DEFAULT_SAMPLING, Job, UserError, execute, one_line
+from ms_spec.errors import ConfigError, EngineError, unknown_name
+from ms_spec.job import DEFAULT_MODEL, DEFAULT_SAMPLING, Job, Printer, execute, one_line
 from ms_spec.prompts import Prompt, read_prompts, read_stdin_prompt
 from ms_spec.terminal import JsonPrinter, TextPrinter, note, result_stream
 
-EXIT_MISTAKE, EXIT_INTERRUPT, EXIT_PIPE = 2, 130, 141
-# What a person can cause; anything else is a fault of ours and keeps its trace.
+EXIT_FAILURE, EXIT_MISTAKE, EXIT_INTERRUPT, EXIT_PIPE = 1, 2, 130, 141
+# What a person can cause.
 MISTAKES = (ValueError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError)
 JSON_EXAMPLES = {
     "--speculative-config": '{"method": "ngram", "num_speculative_tokens": 4}',
@@ -32,6 +33,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+class ClosedPipe(Exception):
+    """Nobody reads the results any more. (typer makes an exit code of its own of BrokenPipeError.)"""
 
 
 def _version(asked: bool) -> None:
@@ -56,7 +61,7 @@ def parse_json(option: str, text: Optional[str]) -> Optional[dict[str, Any]]:
     """The object in a JSON option.
 
     Raises:
-        UserError: it is not JSON, or not an object.
+        ConfigError: it is not JSON, or not an object.
     """
     if text is None:
         return None
@@ -64,11 +69,11 @@ def parse_json(option: str, text: Optional[str]) -> Optional[dict[str, Any]]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise UserError(
+        raise ConfigError(
             f"{option}: not valid JSON ({error.msg} at column {error.colno}); for example '{example}'"
         ) from None
     if not isinstance(value, dict):
-        raise UserError(f"{option}: expected a JSON object, got {text!r:.40}; for example '{example}'")
+        raise ConfigError(f"{option}: expected a JSON object, got {text!r:.40}; for example '{example}'")
     return value
 
 
@@ -155,7 +160,7 @@ def generate(
 ) -> int:
     """Answer prompts. Text goes to stdout as it comes; notes go to stderr."""
     if as_json and show_drafts:
-        raise UserError("--show-drafts colours text, --json prints none: give one of them")
+        raise ConfigError("--show-drafts colours text, --json prints none: give one of them")
     engine = _given(
         model=model,
         max_model_len=max_model_len,
@@ -177,8 +182,15 @@ def generate(
 
 
 def _execute(job: Job, out: TextIO, as_json: bool, show_drafts: bool) -> int:
-    with redirect_stdout(sys.stderr):
-        return execute(job, JsonPrinter(out) if as_json else TextPrinter(out, len(job.prompts), show_drafts))
+    printer: Printer = JsonPrinter(out)
+    if not as_json:
+        single = len(job.prompts) == 1 and {**job.sampling, **job.prompts[0].sampling}.get("n", 1) == 1
+        printer = TextPrinter(out, len(job.prompts), single, show_drafts)
+    try:
+        with redirect_stdout(sys.stderr):
+            return execute(job, printer)
+    except BrokenPipeError:
+        raise ClosedPipe from None
 
 
 @app.command(name="run")
@@ -194,7 +206,7 @@ def run_file(
     run = load_run(config, changes)
     if run.output is None:
         if run.json and run.show_drafts:
-            raise UserError("show_drafts colours text, json prints none: set one of them")
+            raise ConfigError("show_drafts colours text, json prints none: set one of them")
         with result_stream() as out:
             return _execute(run.job, out, run.json, run.show_drafts)
     partial = run.output.with_name(run.output.name + ".part")
@@ -230,15 +242,21 @@ def cache(
     kind: Annotated[Optional[str], typer.Argument(metavar="[KIND]", help="One kind of entry.")] = None,
 ) -> int:
     """Show what ms-spec keeps in the user's cache folder, or clear it. Everything in it can be made again."""
-    from ms_spec.cache import clear_kind, kinds, show
+    from ms_spec.models.user_cache import KINDS, cache_entries, cache_root, clear_cache
 
+    if kind is not None and kind not in KINDS:
+        raise ConfigError(unknown_name("cache kind", kind, KINDS))
     if clear:
-        freed = clear_kind(kind)
-        print(f"removed {freed / 1e6:.1f} MB")
+        freed = clear_cache(None if kind is None else [kind])
+        print(f"removed {freed / 1e6:.1f} MB from {cache_root()}")
         return 0
-    if kind is not None and kind not in kinds():
-        raise UserError(f"cache: nothing of kind {kind!r}; there is {', '.join(kinds()) or 'nothing'}")
-    show(kind)
+    entries = [entry for entry in cache_entries() if kind in (None, entry.kind)]
+    print(cache_root())
+    for entry in entries:
+        print(f"  {entry.kind:<12} {entry.bytes / 1e6:>9.1f} MB  {entry.files:>5} files")
+    if kind is None:
+        total, files = sum(entry.bytes for entry in entries), sum(entry.files for entry in entries)
+        print(f"  {'total':<12} {total / 1e6:>9.1f} MB  {files:>5} files")
     return 0
 
 
@@ -248,12 +266,17 @@ def _is_usage_error(error: BaseException) -> bool:
 
 
 def run_app(arguments: Optional[list[str]] = None) -> int:
-    """Runs the command line. Returns the exit code: 0, 2 for a mistake, 130 for Ctrl-C, 141 for a closed pipe."""
+    """Runs the command line.
+
+    Returns the exit code: 0, 1 if the model failed, 2 for a mistake, 130 for Ctrl-C, 141 for a closed pipe.
+    """
     try:
         code = app(args=arguments, prog_name="ms-spec", standalone_mode=False)
         sys.stdout.flush()
+        if code == EXIT_INTERRUPT:  # newer versions of typer turn Ctrl-C into this code
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
-    except BrokenPipeError:
+    except (BrokenPipeError, ClosedPipe):
         # Nobody reads any more; at exit Python would flush into the closed pipe and complain.
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
         return EXIT_PIPE
@@ -261,10 +284,14 @@ def run_app(arguments: Optional[list[str]] = None) -> int:
         note("\nms-spec: interrupted")
         return EXIT_INTERRUPT
     except MISTAKES as error:
-        if os.environ.get("MS_SPEC_DEBUG"):
+        # Our messages have one line. What has more comes from below, is a fault of ours and keeps its trace.
+        if os.environ.get("MS_SPEC_DEBUG") or "\n" in str(error).strip():
             raise
         note(f"ms-spec: error: {one_line(error)}")
         return EXIT_MISTAKE
+    except EngineError as error:
+        note(f"ms-spec: error: {one_line(error)}")
+        return EXIT_FAILURE
     except Exception as error:
         if not _is_usage_error(error):
             raise

@@ -6,20 +6,17 @@ Everything that can be found wrong without MindSpore is found here before MindSp
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ms_spec.errors import ConfigError, RequestError
 from ms_spec.prompts import Prompt
+from ms_spec.sampling_params import SamplingParams
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_SAMPLING = {"temperature": 0.0, "max_tokens": 128}
 """What a command samples with unless told: greedy, and long enough for an answer."""
-
-
-class UserError(ValueError):
-    """A mistake of the user, told in one line."""
 
 
 @dataclass
@@ -39,42 +36,26 @@ class Job:
 class Printer(Protocol):
     """Shows a job's results as they come."""
 
-    def start(self, tokenizer: Any) -> None: ...
+    def start(self, tokenizer: Any) -> None:
+        """Called once, before anything comes."""
 
     def update(self, index: int, prompt: Prompt, output: Any) -> None:
-        """``output`` is all there is of request ``index`` so far."""
+        """``output`` is all there is of request ``index`` so far, a RequestOutput."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Nothing comes any more, because all is there or because something broke."""
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's message on one line; pydantic's, which is a paragraph, is rewritten."""
-    if hasattr(error, "errors") and callable(error.errors):
-        parts = []
-        for item in error.errors():
-            name = ".".join(str(part) for part in item.get("loc", ()))
-            parts.append(f"{name}: {item.get('msg', '')}".strip(": ").replace("Value error, ", ""))
-        return "; ".join(parts)
+    """An exception's message on one line."""
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def unknown_name(name: str, known: Iterable[str], what: str) -> UserError:
-    """An error that names the nearest known name."""
-    known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-    return UserError(f"unknown {what} {name!r}; {hint}")
 
 
 def sampling_names() -> list[str]:
     """The fields of SamplingParams."""
-    from ms_spec.sampling_params import SamplingParams
-
-    if dataclasses.is_dataclass(SamplingParams):
-        return [item.name for item in dataclasses.fields(SamplingParams)]
-    return list(SamplingParams.model_fields)
+    return [item.name for item in dataclasses.fields(SamplingParams)]
 
 
 def engine_names() -> list[str]:
@@ -84,34 +65,11 @@ def engine_names() -> list[str]:
     return list(EngineConfig.model_fields)
 
 
-def check_sampling(fields: dict[str, Any]) -> Any:
-    """SamplingParams of these fields.
-
-    Raises:
-        ValueError: an unknown field or a value that is not allowed.
-    """
-    from ms_spec.sampling_params import SamplingParams
-
-    known = sampling_names()
-    for name in fields:
-        if name not in known:
-            raise unknown_name(name, known, "sampling parameter")
-    return SamplingParams(**fields)
-
-
 def check_engine(arguments: dict[str, Any]) -> None:
-    """Refuses engine arguments that cannot work, without importing MindSpore.
-
-    Raises:
-        ValueError: an unknown argument or a value that is not allowed.
-    """
+    """Raises ConfigError for engine arguments that cannot work, without importing MindSpore."""
     from ms_spec.config import EngineConfig
 
-    known = engine_names()
-    for name in arguments:
-        if name not in known:
-            raise unknown_name(name, known, "engine argument")
-    EngineConfig(**arguments)
+    EngineConfig.parse(**arguments)
 
 
 def make_llm(arguments: dict[str, Any]) -> Any:
@@ -137,28 +95,32 @@ def _encode(prompt: Prompt, tokenizer: Any, chat: bool) -> Any:
     return {"prompt_token_ids": prompt.content}
 
 
-def prepare(job: Job) -> list[Any]:
+def prepare(job: Job) -> list[SamplingParams]:
     """Checks a job and fills in what it leaves open. Returns the SamplingParams of each prompt.
 
     Raises:
         ValueError: something in it cannot work.
     """
     if not job.prompts:
-        raise UserError("no prompts: give --prompt TEXT or --prompts FILE")
-    if job.batch is not None and (not isinstance(job.batch, int) or isinstance(job.batch, bool) or job.batch < 1):
-        raise UserError(f"batch: must be an integer >= 1, got {job.batch!r}")
-    limit = job.engine.get("max_num_seqs")
-    if job.batch is not None and isinstance(limit, int) and job.batch > limit:
-        raise UserError(f"batch: {job.batch} is above max_num_seqs ({limit}); raise max_num_seqs or lower the batch")
+        raise ConfigError("no prompts: give --prompt TEXT or --prompts FILE")
+    batch, limit = job.batch, job.engine.get("max_num_seqs")
+    if batch is not None and (not isinstance(batch, int) or isinstance(batch, bool) or batch < 1):
+        raise ConfigError(f"batch = {batch!r}: must be an integer >= 1")
+    if batch is not None and isinstance(limit, int) and batch > limit:
+        raise ConfigError(f"batch = {batch}: must be at most max_num_seqs = {limit}; use {limit}")
+    defaults = {**DEFAULT_SAMPLING, **job.sampling}
+    params = []
+    for number, prompt in enumerate(job.prompts, 1):
+        try:
+            params.append(SamplingParams(**{**defaults, **prompt.sampling}))
+        except ValueError as error:
+            raise ConfigError(f"prompt {number}: {error}" if prompt.sampling else str(error)) from None
+    if len(job.prompts) == 1 and not job.prompts[0].content:
+        raise ConfigError("prompt is empty; give at least one character")
+    job.engine.setdefault("model", DEFAULT_MODEL)
     if limit is None:
         # Graphs for requests that will never come would cost time at every start.
-        requests = sum(int(p.sampling.get("n", job.sampling.get("n", 1)) or 1) for p in job.prompts)
-        job.engine["max_num_seqs"] = job.batch or max(1, min(8, requests))
-    job.engine.setdefault("model", DEFAULT_MODEL)
-    defaults = {**DEFAULT_SAMPLING, **job.sampling}
-    params = [check_sampling({**defaults, **prompt.sampling}) for prompt in job.prompts]
-    if len(job.prompts) == 1 and not job.prompts[0].content:
-        raise UserError("prompt: is empty; give at least one character")
+        job.engine["max_num_seqs"] = batch or min(8, sum(one.n for one in params))
     check_engine(job.engine)
     return params
 
@@ -171,17 +133,31 @@ def execute(job: Job, printer: Printer) -> int:
     """
     params = prepare(job)
     llm = make_llm(job.engine)
-    tokenizer = llm.get_tokenizer()
-    printer.start(tokenizer)
     failed = False
-    requests = list(zip(range(len(job.prompts)), job.prompts, params))
     try:
-        for wave in _waves(requests, job.batch):
-            contents = [_encode(prompt, tokenizer, job.chat) for _, prompt, _ in wave]
-            for position, output in llm.stream(contents, [one for _, _, one in wave]):
-                index, prompt, _ = wave[position]
-                failed |= output.finished and any(one.finish_reason == "error" for one in output.outputs)
-                printer.update(index, prompt, output)
+        tokenizer = llm.get_tokenizer()
+        printer.start(tokenizer)
+        for wave in _waves(list(range(len(job.prompts))), job.batch):
+            contents = [_encode(job.prompts[index], tokenizer, job.chat) for index in wave]
+            for position, output in _stream(llm, contents, [params[index] for index in wave], len(job.prompts) == 1):
+                index = wave[position]
+                failed |= output.finished and output.error is not None
+                printer.update(index, job.prompts[index], output)
     finally:
-        printer.close()
+        try:
+            printer.close()
+        finally:
+            llm.close()
     return 2 if failed else 0
+
+
+def _stream(llm: Any, contents: list[Any], params: list[SamplingParams], alone: bool) -> Iterator[tuple[int, Any]]:
+    """``llm.stream``, but a bad request that is alone only in its wave does not end the job."""
+    try:
+        yield from llm.stream(contents, params)
+    except RequestError as error:
+        if alone:
+            raise
+        from ms_spec.outputs import RequestOutput
+
+        yield 0, RequestOutput.failed("0", None, [], str(error))

@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from ms_spec.job import Job, UserError, engine_names, sampling_names, unknown_name
+from ms_spec.errors import ConfigError, unknown_name
+from ms_spec.job import Job, engine_names, sampling_names
 from ms_spec.prompts import Prompt, from_record, read_prompts
 
 OWN_KEYS = ("prompts", "sampling_params", "chat", "batch", "output", "json", "show_drafts")
@@ -40,26 +41,26 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML file.
 
     Raises:
-        UserError: it is not there, not YAML, or not a mapping.
+        ConfigError: it is not there, not YAML, or not a mapping.
     """
     path = Path(path)
     try:
         value = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"no such file: {path}") from None
+        raise ConfigError(f"no such file: {path}") from None
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UserError(f"{path} is not a text file") from None
+        raise ConfigError(f"{path} is not a text file") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UserError(f"{path}{place}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+        raise ConfigError(f"{path}{place}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
     if not isinstance(value, dict):
-        raise UserError(f"{path}: expected a mapping of options, got {type(value).__name__}")
+        raise ConfigError(f"{path}: expected a mapping of options, got {type(value).__name__}")
     for key in value:
         if not isinstance(key, str):
-            raise UserError(f"{path}: option names are words, got {key!r}")
+            raise ConfigError(f"{path}: option names are words, got {key!r}")
     return _numbers(value)
 
 
@@ -67,15 +68,15 @@ def override(config: dict[str, Any], change: str) -> None:
     """Applies one ``a.b=value`` to a configuration; the value is YAML.
 
     Raises:
-        UserError: it is not of that form, or goes into something that has no fields.
+        ConfigError: it is not of that form, or goes into something that has no fields.
     """
     name, sign, text = change.partition("=")
     if not sign or not name.strip():
-        raise UserError(f"expected key=value, got {change!r}")
+        raise ConfigError(f"expected key=value, got {change!r}")
     try:
         value = _numbers(yaml.safe_load(text))
     except yaml.YAMLError:
-        raise UserError(f"{name}: {text!r} is not a YAML value") from None
+        raise ConfigError(f"{name}: {text!r} is not a YAML value") from None
     *path, last = name.strip().split(".")
     place = config
     for depth, key in enumerate(path):
@@ -83,7 +84,7 @@ def override(config: dict[str, Any], change: str) -> None:
         if inner is None:
             inner = place[key] = {}
         if not isinstance(inner, dict):
-            raise UserError(f"{name}: {'.'.join(path[: depth + 1])} is {inner!r}, which has no fields")
+            raise ConfigError(f"{name}: {'.'.join(path[: depth + 1])} is {inner!r}, which has no fields")
         place = inner
     place[last] = value
 
@@ -93,7 +94,7 @@ def _flag(config: dict[str, Any], name: str) -> bool:
     if value is None:
         return False
     if not isinstance(value, bool):
-        raise UserError(f"{name}: must be true or false, got {value!r}")
+        raise ConfigError(f"{name}: must be true or false, got {value!r}")
     return value
 
 
@@ -102,7 +103,7 @@ def _prompts(value: Any, folder: Path) -> list[Prompt]:
         path = Path(value).expanduser()
         return read_prompts(value if value == "-" else folder / path)
     if not isinstance(value, list) or not value:
-        raise UserError(f"prompts: must be a list of prompts or the name of a file, got {value!r:.60}")
+        raise ConfigError(f"prompts: must be a list of prompts or the name of a file, got {value!r:.60}")
     return [from_record(item, f"prompts[{number}]") for number, item in enumerate(value)]
 
 
@@ -120,23 +121,23 @@ def load_run(path: str | Path, changes: list[str] | None = None) -> Run:
     known = {*OWN_KEYS, *engine_names()}
     for name in config:
         if name not in known:
-            raise unknown_name(name, known, "option")
+            raise ConfigError(unknown_name("option", name, known))
     sampling = config.pop("sampling_params", None) or {}
     if not isinstance(sampling, dict):
-        raise UserError(f"sampling_params: must be a mapping, got {sampling!r:.60}")
+        raise ConfigError(f"sampling_params: must be a mapping, got {sampling!r:.60}")
     for name in sampling:
         if name not in sampling_names():
-            raise unknown_name(str(name), sampling_names(), "sampling parameter")
+            raise ConfigError(unknown_name("sampling parameter", name, sampling_names()))
     if "prompts" not in config:
-        raise UserError(f"{path}: no prompts; add a list, or prompts: FILE")
+        raise ConfigError(f"{path}: no prompts; add a list, or prompts: FILE")
     changed = any(change.partition("=")[0].strip() == "prompts" for change in changes or [])
     prompts = _prompts(config.pop("prompts"), Path() if changed else Path(path).parent)
     output = config.pop("output", None)
     if output is not None and (not isinstance(output, str) or not output):
-        raise UserError(f"output: must be the name of a file, got {output!r}")
+        raise ConfigError(f"output: must be the name of a file, got {output!r}")
     target = Path(output).expanduser() if output else None
     if target and not target.parent.is_dir():
-        raise UserError(f"output: no such folder: {target.parent}")
+        raise ConfigError(f"output: no such folder: {target.parent}")
     chat, batch = _flag(config, "chat"), config.pop("batch", None)
     as_json, show_drafts = _flag(config, "json"), _flag(config, "show_drafts")
     return Run(Job(prompts, config, sampling, chat, batch), target, as_json, show_drafts)

@@ -9,8 +9,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Callable, TextIO
 
 from ms_spec.prompts import Prompt
@@ -24,7 +24,6 @@ METRICS = (
     "tokens_per_second",
     "time_to_first_token_s",
 )
-REPLACEMENT = "\ufffd"
 
 
 def note(text: str) -> None:
@@ -50,27 +49,20 @@ def result_stream() -> Iterator[TextIO]:
     try:
         yield out
     finally:
-        try:
-            sys.stdout.flush()
+        sys.stdout.flush()
+        with suppress(BrokenPipeError):
             out.close()
-        finally:
-            os.dup2(saved, 1)
-            os.close(saved)
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
 def metrics_of(output: Any) -> dict[str, Any]:
-    """A request's metrics by name. A number that is not finite becomes null: JSON has no name for it."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, float):
-            return round(value, 6) if math.isfinite(value) else None
-        if isinstance(value, (list, tuple)):
-            return [plain(item) for item in value]
-        return value
-
-    metrics = output.metrics
-    get = metrics.get if isinstance(metrics, dict) else lambda name: getattr(metrics, name, None)
-    return {name: plain(get(name)) for name in METRICS}
+    """A request's figures, ready for JSON. A number that is not finite becomes null: JSON has no name for it."""
+    figures = output.metrics.as_dict()
+    for name, value in figures.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            figures[name] = None
+    return {name: figures[name] for name in METRICS}
 
 
 def summary(output: Any) -> str:
@@ -91,132 +83,135 @@ def summary(output: Any) -> str:
 
 def complain(index: int, output: Any) -> bool:
     """Tells why a request failed. False when it did not."""
-    if not any(one.finish_reason == "error" for one in output.outputs):
+    if output.error is None:
         return False
-    note(f"ms-spec: error: prompt {index + 1}: {getattr(output, 'error', None) or 'the request failed'}")
+    note(f"ms-spec: error: prompt {index + 1}: {output.error}")
     return True
 
 
 class Pieces:
-    """Cuts a growing text into pieces by the token that each character came from.
+    """Cuts a growing text into pieces by the tokens that they came from.
 
     A character whose bytes lie in several tokens counts as accepted when all of those tokens were. The text is the
     engine's (cut at stop strings); decoding serves only to find where tokens end in it.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]):
+    def __init__(self, decode: Callable[[list[int]], str]):
         self._decode = decode
         self._ids: list[int] = []
-        self._origins: list[bool] = []
-        self._window = 0  # decoding restarts here: far enough back for the decoder to put spaces as in the whole
-        self._read = 0  # tokens before this one have their place in the text
+        self._accepted: list[bool] = []
+        self._window = 0  # decoding starts here: one step back, so that spaces come out as in the whole text
+        self._placed = 0  # tokens before this one have their place in the text
         self._end = 0  # where the last of those ends
-        self._marks: list[tuple[int, bool]] = []  # (end in the text, accepted), not yet shown
-        self._shown = 0
+        self._marks: list[tuple[int, bool]] = []  # (end in the text, accepted) of what has not been given out
+        self._given = 0
 
-    def feed(self, text: str, ids: Sequence[int], origins: Sequence[bool], done: bool) -> list[tuple[str, bool]]:
-        """Takes all of a request's text and tokens so far. Returns the pieces that are new: (text, accepted draft)."""
-        for token, origin in zip(ids[len(self._ids) :], origins[len(self._ids) :]):
-            self._ids.append(int(token))
-            self._origins.append(bool(origin))
-            before = self._decode(self._ids[self._window : self._read])
-            now = self._decode(self._ids[self._window :])
-            if len(now) > len(before) and not now.endswith(REPLACEMENT):
-                self._end += len(now) - len(before)
-                self._marks.append((self._end, all(self._origins[self._read :])))
-                self._window, self._read = self._read, len(self._ids)
+    def feed(self, text: str, ids: list[int], accepted: list[bool], done: bool) -> list[tuple[str, bool]]:
+        """Takes all of a text and its tokens so far. Returns the pieces that are new: (text, accepted)."""
+        for token, flag in zip(ids[len(self._ids) :], accepted[len(self._ids) :]):
+            self._place(token, flag)
         pieces = []
-        while self._marks and self._shown < len(text):
-            end, origin = self._marks[0]
+        while self._marks and self._given < len(text):
+            end, flag = self._marks[0]
             if end > len(text) and not done:
-                break
-            if text[self._shown : end]:
-                pieces.append((text[self._shown : end], origin))
-            self._shown = min(end, len(text))
+                break  # held back by the engine: it may become a stop string
+            pieces.append((text[self._given : end], flag))
+            self._given = min(end, len(text))
             del self._marks[0]
-        if done and self._shown < len(text):
-            pieces.append((text[self._shown :], bool(self._origins) and all(self._origins[self._read :])))
-            self._shown = len(text)
+        if done and self._given < len(text):
+            rest = self._accepted[self._placed :]
+            pieces.append((text[self._given :], bool(rest) and all(rest)))
+            self._given = len(text)
         return pieces
+
+    def _place(self, token: int, flag: bool) -> None:
+        self._ids.append(token)
+        self._accepted.append(flag)
+        before = self._decode(self._ids[self._window : self._placed])
+        now = self._decode(self._ids[self._window :])
+        if len(now) > len(before) and not now.endswith("\ufffd"):
+            self._end += len(now) - len(before)
+            self._marks.append((self._end, all(self._accepted[self._placed :])))
+            self._window, self._placed = self._placed, len(self._ids)
+
+
+class Painter:
+    """Writes pieces of text, accepted drafts green. Where there is no colour they stand in brackets."""
+
+    def __init__(self, out: TextIO, tokenizer: Any):
+        from rich.console import Console
+
+        self._console = Console(file=out, highlight=False, soft_wrap=True)
+        self._colour = self._console.color_system is not None
+        self._tokenizer = tokenizer
+        self._cutters: dict[tuple[int, int], Pieces] = {}
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    def write(self, index: int, one: Any) -> None:
+        """What is new of sample ``one`` of request ``index``."""
+        from rich.style import Style
+
+        pieces = self._cutters.setdefault((index, one.index), Pieces(self._decode))
+        for text, accepted in pieces.feed(one.text, one.token_ids, one.from_draft, one.finished()):
+            if self._colour:
+                self._console.out(text, end="", style=Style(color="green") if accepted else None, highlight=False)
+            else:
+                self._console.out(f"[{text}]" if accepted else text, end="", highlight=False)
+
+    @property
+    def legend(self) -> str:
+        mark = "green" if self._colour else "in brackets"
+        return f"[{mark}: drafted and accepted; the rest: the model's own tokens]"
 
 
 class TextPrinter:
-    """Text as it comes. One prompt streams; of several, each is printed as a block when it has finished."""
+    """Text as it comes: a single answer streams; of several, each is printed as a block when it has finished."""
 
-    def __init__(self, out: TextIO, total: int, show_drafts: bool = False, quiet: bool = False):
-        self.out, self.total, self.show_drafts, self.quiet = out, total, show_drafts, quiet
-        self._decode: Callable[[Sequence[int]], str] = lambda ids: ""
-        self._pieces: dict[tuple[int, int], Pieces] = {}
-        self._written = 0
-        self._open_line = False
-        self._console: Any = None
+    def __init__(self, out: TextIO, total: int, streams: bool, show_drafts: bool = False):
+        self._out, self._total, self._streams, self._show_drafts = out, total, streams, show_drafts
+        self._painter: Painter | None = None
+        self._written = ""
 
     def start(self, tokenizer: Any) -> None:
-        if self.show_drafts:
-            from rich.console import Console
+        if self._show_drafts:
+            self._painter = Painter(self._out, tokenizer)
 
-            self._decode = lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
-            self._console = Console(file=self.out, highlight=False, soft_wrap=True)
-
-    def _write(self, text: str) -> None:
-        self.out.write(text)
-        self.out.flush()
-        if text:
-            self._open_line = not text.endswith("\n")
-
-    def _paint(self, pieces: list[tuple[str, bool]]) -> None:
-        from rich.text import Text
-
-        for text, accepted in pieces:
-            if not accepted:
-                self._console.out(text, end="", highlight=False)
-            elif self._console.color_system is None:
-                self._console.out(f"[{text}]", end="", highlight=False)
-            else:
-                self._console.print(Text(text, style="green"), end="")
-            self._open_line = not text.endswith("\n")
-        self.out.flush()
-
-    def _show(self, index: int, output: Any, number: int, streaming: bool) -> None:
-        one = output.outputs[number]
-        if self.show_drafts:
-            pieces = self._pieces.setdefault((index, number), Pieces(self._decode))
-            self._paint(pieces.feed(one.text, one.token_ids, origins_of(one), output.finished))
-        elif streaming:
-            self._write(one.text[self._written :])
-            self._written = max(self._written, len(one.text))
+    def _show(self, index: int, one: Any) -> None:
+        if self._painter:
+            self._painter.write(index, one)
         else:
-            self._write(one.text)
+            self._out.write(one.text[len(self._written) :])
+        self._out.flush()
+        self._written = one.text
+
+    def _end_line(self) -> None:
+        if self._written and not self._written.endswith("\n"):
+            self._out.write("\n")
+            self._out.flush()
+        self._written = ""
 
     def update(self, index: int, prompt: Prompt, output: Any) -> None:
-        streaming = self.total == 1 and len(output.outputs) == 1
-        if not output.finished and not streaming:
+        if self._streams:
+            self._show(index, output.outputs[0])
+        if not output.finished:
             return
-        if output.finished and complain(index, output):
+        self._end_line()
+        if complain(index, output):
             return
-        for number in range(len(output.outputs)):
-            if not streaming:
-                sample = f", sample {number + 1}" if len(output.outputs) > 1 else ""
-                self._write(f"--- prompt {index + 1} of {self.total}{sample}: {str(prompt.content)[:60]!r}\n")
-            self._show(index, output, number, streaming)
-            if output.finished and self._open_line:
-                self._write("\n")
-        if output.finished and not self.quiet:
-            note(f"[{summary(output)}]")
+        if not self._streams:
+            for number, one in enumerate(output.outputs, 1):
+                sample = f", sample {number}" if len(output.outputs) > 1 else ""
+                self._out.write(f"--- prompt {index + 1} of {self._total}{sample}: {str(prompt.content)[:60]!r}\n")
+                self._show(index, one)
+                self._end_line()
+        note(f"[{summary(output)}]")
 
     def close(self) -> None:
-        if self._open_line:
-            self._write("\n")
-        if self.show_drafts:
-            plain = self._console is None or self._console.color_system is None
-            mark = "[in brackets]" if plain else "green"
-            note(f"[{mark}: drafted and accepted; the rest: the model's own tokens]")
-
-
-def origins_of(completion: Any) -> list[bool]:
-    """For each token, whether it came as a draft that was accepted."""
-    found = getattr(completion, "from_draft", None)
-    return list(found) if found is not None else [False] * len(completion.token_ids)
+        self._end_line()
+        if self._painter:
+            note(self._painter.legend)
 
 
 class JsonPrinter:
@@ -228,26 +223,21 @@ class JsonPrinter:
         self._next = 0
         self._ascii = "utf" not in (getattr(out, "encoding", None) or "utf-8").lower()
 
-    def start(self, tokenizer: Any) -> None:
-        """Needs nothing of it."""
-
     def record(self, prompt: Prompt, output: Any) -> dict[str, Any]:
-        first = output.outputs[0]
-        record: dict[str, Any] = {
-            "prompt": prompt.content,
-            "text": first.text,
-            "token_ids": [int(i) for i in first.token_ids],
-            "finish_reason": first.finish_reason,
-            "metrics": metrics_of(output),
-        }
-        if len(output.outputs) > 1:
-            record["outputs"] = [
-                {"text": one.text, "token_ids": [int(i) for i in one.token_ids], "finish_reason": one.finish_reason}
-                for one in output.outputs
-            ]
-        if getattr(output, "error", None):
+        """What is told of a request. With several samples, all of them are under ``outputs``."""
+        samples = [
+            {"text": one.text, "token_ids": [int(i) for i in one.token_ids], "finish_reason": one.finish_reason}
+            for one in output.outputs
+        ]
+        record: dict[str, Any] = {"prompt": prompt.content, **samples[0], "metrics": metrics_of(output)}
+        if len(samples) > 1:
+            record["outputs"] = samples
+        if output.error is not None:
             record["error"] = output.error
         return record
+
+    def start(self, tokenizer: Any) -> None:
+        """Needs none."""
 
     def update(self, index: int, prompt: Prompt, output: Any) -> None:
         if not output.finished:

@@ -1,0 +1,122 @@
+"""``ms-spec info``: what a model is and what it would take, from its config and file headers alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from ms_spec.config import EngineConfig
+from ms_spec.limits import limits_for
+from ms_spec.models.checkpoint import Checkpoint, open_checkpoint
+from ms_spec.models.config import ModelConfig
+from ms_spec.models.sources import Source, resolve
+
+WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
+KV_WIDTH = {"cpu": 4, "ascend": 2}
+"""Bytes of one number in the KV cache: float32 on CPU, the model's 16 bit type on Ascend."""
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: not readable as JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: expected a JSON object")
+    return value
+
+
+def _read_config(source: Source, checkpoint: Checkpoint) -> ModelConfig:
+    if source.kind == "hf":
+        generation = source.path / "generation_config.json"
+        config = _json(source.path / "config.json")
+        return ModelConfig.from_hf(config, _json(generation) if generation.is_file() else None)
+    shapes = {name: checkpoint.shape(name) for name in checkpoint.names()}
+    factors = checkpoint.read("rope_freqs.weight").tolist() if "rope_freqs.weight" in shapes else ()
+    metadata, dtype = checkpoint.metadata, checkpoint.weights_dtype  # type: ignore[attr-defined]
+    return ModelConfig.from_gguf(metadata, shapes, dtype=dtype, rope_factors=factors)
+
+
+def describe(model: str) -> dict[str, Any]:
+    """Facts about a model, ready for JSON. Sizes in bytes, lengths in tokens.
+
+    Raises:
+        ValueError: there is no such model, it is damaged, or its architecture is not supported.
+    """
+    source = resolve(model)
+    checkpoint = open_checkpoint(source.path)
+    config = _read_config(source, checkpoint)
+    shapes = {name: checkpoint.shape(name) for name in checkpoint.names()}
+    stored: Counter[str] = Counter()
+    for name, shape in shapes.items():
+        stored[checkpoint.dtype(name)] += math.prod(shape)
+    matrices = sum(math.prod(shape) for shape in shapes.values() if len(shape) > 1)
+    parameters = sum(stored.values())
+    kv_numbers = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    engine = EngineConfig.parse(source.name)
+    defaults = limits_for(engine, config.max_position_embeddings, kv_numbers * KV_WIDTH["cpu"])
+    return {
+        "model": source.name,
+        "path": str(source.path),
+        "format": {"hf": "Hugging Face folder", "gguf": "GGUF"}[source.kind],
+        "architecture": config.architecture,
+        "parameters": parameters,
+        "stored_as": dict(stored.most_common()),
+        "dtype": config.dtype,
+        "layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "heads": config.num_heads,
+        "kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocabulary": config.vocab_size,
+        "context_length": config.max_position_embeddings,
+        "rope": config.rope.kind,
+        "tied_embeddings": config.tie_word_embeddings,
+        "weight_bytes": matrices * WIDTH[config.dtype] + (parameters - matrices) * WIDTH["float32"],
+        "kv_cache_bytes_per_token": {device: kv_numbers * width for device, width in KV_WIDTH.items()},
+        "defaults": {
+            "max_num_seqs": defaults.max_num_seqs,
+            "max_model_len": defaults.max_model_len,
+            "block_size": defaults.block_size,
+            "kv_cache_bytes": defaults.num_blocks * defaults.block_size * kv_numbers * KV_WIDTH["cpu"],
+        },
+    }
+
+
+def human(number: float, unit: str = "B") -> str:
+    """98362432 -> 98.4 MB."""
+    for prefix in ("", "k", "M", "G"):
+        if abs(number) < 1000:
+            return f"{number:.4g} {prefix}{unit}".strip()
+        number /= 1000
+    return f"{number:.4g} T{unit}"
+
+
+def show(facts: dict[str, Any]) -> None:
+    """Prints what :func:`describe` found."""
+    kv, defaults = facts["kv_cache_bytes_per_token"], facts["defaults"]
+    total = facts["parameters"]
+    stored = ", ".join(
+        f"{name} {count / total:.0%}" for name, count in facts["stored_as"].items() if count * 200 > total
+    )
+    lines = {
+        "model": f"{facts['model']} ({facts['format']})",
+        "path": facts["path"],
+        "architecture": facts["architecture"],
+        "parameters": f"{human(total, '')} (stored as {stored})",
+        "layers": f"{facts['layers']}, hidden size {facts['hidden_size']}",
+        "attention": f"{facts['heads']} heads, {facts['kv_heads']} for keys and values, of {facts['head_dim']}",
+        "vocabulary": f"{facts['vocabulary']} tokens" + (", tied embeddings" if facts["tied_embeddings"] else ""),
+        "context": f"{facts['context_length']} tokens, rope {facts['rope']}",
+        "weights": f"{human(facts['weight_bytes'])} in memory as {facts['dtype']}",
+        "KV cache": f"{human(kv['cpu'])} per token on CPU, {human(kv['ascend'])} on Ascend",
+        "by default": (
+            f"{defaults['max_num_seqs']} requests at once of up to {defaults['max_model_len']} tokens; "
+            f"KV cache {human(defaults['kv_cache_bytes'])}"
+        ),
+    }
+    for name, value in lines.items():
+        print(f"{name + ':':<14}{value}")

@@ -1,0 +1,128 @@
+"""Run files: what they may hold, how they are changed, how they refuse, and that those in ``configs`` are sound."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_llm import FakeLLM
+
+from ms_spec import cli, job
+from ms_spec.job import prepare
+from ms_spec.runfile import load_run
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+RUN = """
+model: M
+speculative_config: {method: ngram, num_speculative_tokens: 4}
+sampling_params: {max_tokens: 5}
+prompts: [a, {prompt: b, sampling_params: {max_tokens: 6}}, [4, 5]]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN)
+    return path
+
+
+def test_a_run_file_is_a_job(file: Path) -> None:
+    run = load_run(file)
+    assert run.job.engine == {"model": "M", "speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
+    assert [prompt.content for prompt in run.job.prompts] == ["a", "b", [4, 5]]
+    assert [one.max_tokens for one in prepare(run.job)] == [5, 6, 5]
+    assert run.job.engine["max_num_seqs"] == 3
+    assert not (run.json or run.show_drafts or run.job.chat or run.output)
+
+
+def test_changes(file: Path) -> None:
+    changes = [
+        "model=N",
+        "sampling_params.temperature=1e-1",
+        "sampling_params.stop=[x, 'y=z']",
+        "speculative_config.num_speculative_tokens=2",
+        "additional_config.rejection_sampler_config.enable_block_verify=true",
+        "chat=true",
+        "batch=2",
+        "max_model_len=null",
+    ]
+    run = load_run(file, changes)
+    assert run.job.engine == {
+        "model": "N",
+        "speculative_config": {"method": "ngram", "num_speculative_tokens": 2},
+        "additional_config": {"rejection_sampler_config": {"enable_block_verify": True}},
+        "max_model_len": None,
+    }
+    assert run.job.sampling == {"max_tokens": 5, "temperature": 0.1, "stop": ["x", "y=z"]}
+    assert run.job.chat and run.job.batch == 2
+    assert "speculative_config" in load_run(file, ["speculative_config=null"]).job.engine
+
+
+def test_prompt_files_lie_beside_the_run_file(file: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "p.txt").write_text("one\ntwo\n")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "q.txt").write_text("three\n")
+    file.write_text("prompts: p.txt")
+    monkeypatch.chdir(elsewhere)
+    assert [prompt.content for prompt in load_run(file).job.prompts] == ["one", "two"]
+    assert [prompt.content for prompt in load_run(file, ["prompts=q.txt"]).job.prompts] == ["three"]
+
+
+@pytest.mark.parametrize(
+    ("content", "changes", "words"),
+    [
+        ("modle: x", [], ["option 'modle'", "did you mean 'model'"]),
+        ("", [], ["expected a mapping"]),
+        ("- a", [], ["expected a mapping"]),
+        ("a: [", [], ["run.yaml", "line", "not valid YAML"]),
+        ("model: x", [], ["no prompts"]),
+        ("prompts: []", [], ["prompts", "list of prompts"]),
+        ("prompts: [3]", [], ["prompts[0]", "token ids"]),
+        ("prompts: nowhere.txt", [], ["no such file"]),
+        ("prompts: [a]\nsampling_params: {max_tokns: 3}", [], ["max_tokns", "did you mean 'max_tokens'"]),
+        ("prompts: [a]\nsampling_params: 3", [], ["sampling_params", "mapping"]),
+        ("prompts: [a]\nchat: 3", [], ["chat", "true or false"]),
+        ("prompts: [a]\nbatch: two", [], ["batch = 'two'", ">= 1"]),
+        ("prompts: [a]\nmax_model_len: '9'", [], ["max_model_len", ">= 2"]),
+        ("prompts: [a]\nspeculative_config: {method: ngram, num_speculative_token: 3}", [], ["num_speculative_tokens"]),
+        ("prompts: [a]\noutput: /nowhere/x.jsonl", [], ["output", "no such folder"]),
+        ("prompts: [a]", ["json"], ["key=value"]),
+        ("prompts: [a]", ["model.name=3", "model=x", "model.name=3"], ["model.name", "has no fields"]),
+        ("prompts: [a]", ["sampling_parms.seed=3"], ["sampling_parms", "did you mean 'sampling_params'"]),
+    ],
+)
+def test_mistakes_get_one_line(file: Path, capsys: Any, content: str, changes: list[str], words: list[str]) -> None:
+    file.write_text(content)
+    assert cli.run_app(["run", str(file), *changes]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("ms-spec: error: ") and err.count("\n") == 1
+    assert all(word in err for word in words), err
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.name)
+def test_the_run_files_of_the_repository_are_sound(config: Path) -> None:
+    prepare(load_run(config).job)
+    text = config.read_text()
+    for line in text.splitlines():  # the commands in its comments, too
+        if line.startswith("#   ms-spec run ") and not line.endswith("\\"):
+            _, _, _, path, *changes = line.split()
+            prepare(load_run(ROOT / path, changes).job)
+
+
+def test_results_go_to_a_file(file: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(job, "make_llm", lambda arguments: FakeLLM(**arguments))
+    monkeypatch.setattr(FakeLLM, "fail", None)
+    output = tmp_path / "out.jsonl"
+    assert cli.run_app(["run", str(file), f"output={output}"]) == 0
+    assert [json.loads(line)["prompt"] for line in output.read_text().splitlines()] == ["a", "b", [4, 5]]
+    assert capsys.readouterr().out == ""
+    output.unlink()
+    monkeypatch.setattr(FakeLLM, "fail", RuntimeError("broke"))
+    with pytest.raises(RuntimeError):
+        cli.run_app(["run", str(file), f"output={output}"])
+    assert not output.exists()
