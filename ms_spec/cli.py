@@ -18,7 +18,7 @@ from ms_spec.terminal import JsonPrinter, TextPrinter, note, result_stream
 
 EXIT_FAILURE, EXIT_MISTAKE, EXIT_INTERRUPT, EXIT_PIPE = 1, 2, 130, 141
 # What a person can cause.
-MISTAKES = (ValueError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError)
+MISTAKES = (ValueError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 JSON_EXAMPLES = {
     "--speculative-config": '{"method": "ngram", "num_speculative_tokens": 4}',
     "--additional-config": '{"rejection_sampler_config": {"enable_block_verify": true}}',

@@ -6,6 +6,7 @@ Everything that can be found wrong without MindSpore is found here before MindSp
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -76,7 +77,16 @@ def make_llm(arguments: dict[str, Any]) -> Any:
     """The engine. A function of its own so that tests can put another in its place."""
     import ms_spec
 
-    return ms_spec.LLM(**arguments)
+    try:
+        return ms_spec.LLM(**arguments)
+    except ModuleNotFoundError as error:
+        if error.name != "mindspore":
+            raise
+        python = ".".join(map(str, sys.version_info[:2]))
+        raise ConfigError(
+            f"MindSpore is not installed for this Python ({python}); for Python 3.9 to 3.12: "
+            "pip install 'mindspore>=2.9,<2.11'"
+        ) from None
 
 
 def _waves(items: list[Any], size: int | None) -> Iterator[list[Any]]:

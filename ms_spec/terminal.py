@@ -34,8 +34,9 @@ def note(text: str) -> None:
 @contextmanager
 def result_stream() -> Iterator[TextIO]:
     """A stream for results only: whatever else in this process writes to stdout (native code too) goes to stderr."""
+    standard: Any = sys.stdout
     try:
-        own = sys.stdout is sys.__stdout__ and sys.stdout.fileno() == 1
+        own = standard is sys.__stdout__ and standard.fileno() == 1
     except (OSError, ValueError, AttributeError):
         own = False
     if not own:
