@@ -6,7 +6,8 @@ of tokens to cost are not verified. No clock is read: the same history gives the
 
 Acceptance comes in bursts (text is being copied, or it is not), so the history is kept apart for the three ways in
 which the last drafted step can have ended: nothing accepted, some, everything. In each of them two chances are
-estimated: that the first draft is right, and that a later draft is right when the one before it was. Old evidence fades.
+estimated: that the first draft is right, and that a later draft is right when the one before it was. Old evidence
+fades.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class DraftGate:
         if concurrency not in self._memo:
             self._memo[concurrency] = self._best(concurrency)
         best = self._memo[concurrency]
-        return 1 if best == 0 and self._skipped >= self._wait else best
+        return min(1, self._most) if best == 0 and self._skipped >= self._wait else best
 
     def record(self, drafted: int, accepted: int, limit: int) -> None:
         """What a step did. ``limit`` is the number of drafts that it was allowed to propose or verify."""

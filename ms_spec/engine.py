@@ -20,6 +20,8 @@ from ms_spec.scheduler import Chunk, Plan, Row, Scheduler
 from ms_spec.stopping import Decoder, Stopping
 from ms_spec.work import Result, Runner, Work
 
+MAX_BANNED = 32
+"""Most ids that min_tokens can hold back in one request (the width of the graph's input)."""
 NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 
 
@@ -239,7 +241,7 @@ class Engine:
         if drafted is not None:
             seq.metrics.count_step(drafted, accepted, len(kept))
         out.text += text
-        seq.request.changed = True
+        seq.request.touch()
         if reason == "error":
             seq.request.output.error = NOT_FINITE
         if reason is not None:
@@ -256,7 +258,7 @@ class Engine:
             out.text += seq.stopping.close()
         out.finish_reason, out.stop_reason = reason, stop
         self._totals.add(seq.metrics)
-        request.changed = True
+        request.touch()
         if all(other.state == FINISHED for other in request.sequences):
             if len(request.sequences) > 1:
                 request.output.metrics = _together(request.sequences)
@@ -299,6 +301,12 @@ class Engine:
         self._check_ids("stop_token_ids", params.stop_token_ids or [])
         if params.stop and self._make_decoder is None:
             raise RequestError("stop needs text, and this engine has no tokenizer; use stop_token_ids")
+        banned = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else self._eos)
+        if params.min_tokens and len(banned) > MAX_BANNED:
+            raise RequestError(
+                f"min_tokens = {params.min_tokens}: at most {MAX_BANNED} stop ids can be held back, these are "
+                f"{len(banned)}; use fewer stop_token_ids or min_tokens = 0"
+            )
         room = self.limits.max_model_len - len(ids)
         max_output = room if params.max_tokens is None else min(params.max_tokens, room)
         blocks = self.scheduler.blocks

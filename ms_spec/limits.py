@@ -65,8 +65,9 @@ def limits_for(
             length, per_request = blocks * size, blocks
     if blocks < per_request:
         raise ConfigError(
-            f"{field} = {given}: the KV cache would hold {blocks} blocks of {size} tokens ({blocks * size} tokens), less "
-            f"than one request of max_model_len = {length}; use {field} >= {enough}, or max_model_len <= {blocks * size}"
+            f"{field} = {given}: the KV cache would hold {blocks} blocks of {size} tokens ({blocks * size} tokens), "
+            f"less than one request of max_model_len = {length}; use {field} >= {enough}, "
+            f"or max_model_len <= {blocks * size}"
         )
     spec = config.speculative_config
     table = spec.num_speculative_tokens_per_batch_size if spec is not None else None

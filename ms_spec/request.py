@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from ms_spec.draft_budget import DraftGate
 from ms_spec.metrics import Metrics
 from ms_spec.outputs import CompletionOutput, RequestOutput
@@ -14,7 +16,7 @@ WAITING, PREFILL, DECODE, FINISHED = "waiting", "prefill", "decode", "finished"
 class Request:
     """One prompt. Its ``output`` grows while the request runs; it is the object that the user gets."""
 
-    __slots__ = ("arrived", "changed", "output", "params", "seed", "sequences")
+    __slots__ = ("arrived", "changed", "inbox", "output", "params", "seed", "sequences")
 
     def __init__(self, output: RequestOutput, params: SamplingParams, seed: int, arrived: float) -> None:
         self.output = output
@@ -22,19 +24,22 @@ class Request:
         self.seed = seed
         self.arrived = arrived
         self.changed = False
-        """Set by each step that touched it; whoever reads the output clears it."""
+        """Whether it stands in the inbox; whoever takes it from there clears this."""
+        self.inbox: deque[Request] | None = None
         self.sequences: list[Sequence] = []
 
-    @property
-    def finished(self) -> bool:
-        return self.output.finished
+    def touch(self) -> None:
+        """Tells whoever waits that the output has grown."""
+        if self.inbox is not None and not self.changed:
+            self.changed = True
+            self.inbox.append(self)
 
 
 class Sequence:
     """One sample of a request.
 
-    ``tokens`` is prompt and output. While it decodes, the KV cache holds all of them but the last, whose row runs in the
-    next step together with ``drafts``.
+    ``tokens`` is prompt and output. While it decodes, the KV cache holds all of them but the last, whose row runs in
+    the next step together with ``drafts``.
     """
 
     __slots__ = (

@@ -356,7 +356,7 @@ def test_anything_goes(jobs, drafter, tokens, seqs, extra_budget, blocks, chunk,
     for now in range(10_000):
         for number, (length, salt, most, seed, arrival, _, least) in enumerate(jobs):
             if arrival == now:
-                fields = dict(max_tokens=most, min_tokens=min(least, most))
+                fields = {"max_tokens": most, "min_tokens": min(least, most)}
                 params = greedy(**fields) if seed is None else sampled(seed, **fields)
                 requests[number] = (
                     prompt_of(length, salt),

@@ -1,8 +1,8 @@
 """A runner without a model: a hash decides the next token. It checks every promise that the engine makes to a runner.
 
-The toy model's next token depends on the last two tokens of the *cache content* (so a wrong cache shows in the text), on
-the uniform of that output position where the request samples, and on nothing else. It repeats itself often enough for
-an n-gram lookup to find something.
+The toy model's next token depends on the last two tokens of the *cache content* (so a wrong cache shows in the text),
+on the uniform of that output position where the request samples, and on nothing else. It repeats itself often
+enough for an n-gram lookup to find something.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def reference(prompt, params, eos=(), seed=0, sample=0, max_model_len=10**9) -> 
 
 @dataclass
 class ToyRunner:
-    """``drafter``: ngram, oracle, oracle<i> (i right ones, then a wrong one), junk, alternate (junk and oracle), none."""
+    """``drafter``: ngram, oracle, oracle<i> (i right ones, then a wrong one), junk, alternate (the two), none."""
 
     limits: Limits
     drafter: str = "ngram"
@@ -185,15 +185,15 @@ class ToyDecoder:
 
 
 def toy_limits(**changes) -> Limits:
-    sizes = dict(
-        max_model_len=128,
-        max_num_seqs=4,
-        max_num_batched_tokens=64,
-        block_size=4,
-        num_blocks=4 * 32 + 1,
-        prefill_chunk=16,
-        num_speculative_tokens=4,
-    )
+    sizes = {
+        "max_model_len": 128,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "block_size": 4,
+        "num_blocks": 4 * 32 + 1,
+        "prefill_chunk": 16,
+        "num_speculative_tokens": 4,
+    }
     sizes.update(changes)
     return Limits(**sizes)
 

@@ -1,0 +1,300 @@
+"""The Python API: ``LLM`` and ``generate``."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any, Optional, Union
+
+from ms_spec.config import EngineConfig
+from ms_spec.engine import NOT_FINITE, Engine
+from ms_spec.errors import EngineError, RequestError
+from ms_spec.metrics import EngineMetrics
+from ms_spec.outputs import RequestOutput
+from ms_spec.parts import Parts, sampling_defaults
+from ms_spec.request import Request
+from ms_spec.runtime import graph_thread
+from ms_spec.sampling_params import SamplingParams
+
+Prompt = Union[str, Sequence[int], Mapping[str, Any]]
+Params = Optional[Union[SamplingParams, Sequence[SamplingParams]]]
+_log = logging.getLogger("ms_spec")
+
+
+class LLM:
+    """A model with everything that it takes to generate text.
+
+    Args:
+        model: a directory, a .gguf file, a Hugging Face name or an alias. Default: ``smollm2-135m``.
+        engine_args: see :class:`ms_spec.config.EngineConfig`. Wrong ones are a ValueError of one line, raised before
+            anything is loaded.
+
+    Several threads may use one LLM; their requests share its steps.
+    """
+
+    def __init__(self, model: str | None = None, **engine_args: Any) -> None:
+        config = EngineConfig.parse(model, **engine_args)
+        from ms_spec.assembly import assemble
+
+        self._start(config, assemble(config))
+
+    @classmethod
+    def of_parts(cls, config: EngineConfig, parts: Parts) -> LLM:
+        """An LLM around a model that is already there."""
+        llm = cls.__new__(cls)
+        llm._start(config, parts)
+        return llm
+
+    def _start(self, config: EngineConfig, parts: Parts) -> None:
+        self.config = config
+        self.limits = parts.limits
+        self._parts: Parts | None = parts
+        self._lock = threading.RLock()
+        if config.distributed_executor_backend is not None:
+            _log.info("distributed_executor_backend = %s has no effect here", config.distributed_executor_backend)
+        inherit = config.generation_config == "auto"
+        self._defaults = sampling_defaults(parts.generation_config) if inherit else {}
+        self._engine = Engine(
+            parts.runner,
+            parts.limits,
+            parts.vocab_size,
+            parts.eos_token_ids,
+            parts.make_decoder,
+            seed=config.seed,
+            call=graph_thread().run,
+            lone_history=config.additional_config.rejection_sampler_config.enable_entropy_verify,
+        )
+
+    # Use
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, use_tqdm: bool = True
+    ) -> list[RequestOutput]:
+        """Completes prompts; results in their order.
+
+        Args:
+            prompts: a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}; or a list of those.
+            sampling_params: for all prompts, or one for each. None: :meth:`get_default_sampling_params`.
+            use_tqdm: a progress bar, shown when it takes longer than two seconds.
+
+        Raises:
+            ValueError: a single prompt that cannot be served, or a list of parameters of the wrong length. Of several
+                prompts only those that cannot be served have finish_reason "error" and say why in ``error``.
+            EngineError: the model failed on a single prompt.
+        """
+        items = as_list(prompts)
+        outputs: list[RequestOutput | None] = [None] * len(items)
+        if not items:
+            return []
+        from tqdm import tqdm
+
+        tokens = 0
+        bar = tqdm(total=len(items), desc="prompts", delay=2, disable=not use_tqdm, dynamic_ncols=True)
+        with bar, closing(self._run(items, sampling_params, only_finished=True)) as results:
+            for position, output in results:
+                outputs[position] = output
+                tokens += sum(len(one.token_ids) for one in output.outputs)
+                bar.set_postfix_str(f"{tokens} tokens", refresh=False)
+                bar.update()
+        return [output for output in outputs if output is not None]
+
+    def stream(
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None
+    ) -> Iterator[tuple[int, RequestOutput]]:
+        """Like :meth:`generate`, but yields (position of the prompt, its output so far) whenever an output has grown.
+
+        It is the same RequestOutput each time, with more in it: copy what has to stay as it is. The last one of each
+        prompt has ``finished`` set. Leaving the loop early aborts what is still running.
+        """
+        with closing(self._run(as_list(prompts), sampling_params, only_finished=False)) as results:
+            yield from results
+
+    def chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: Params = None,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answers conversations: a list of {"role", "content"} messages, or a list of such lists.
+
+        ``template_options`` go to the tokenizer's chat template. Otherwise like :meth:`generate`.
+        """
+        if not isinstance(messages, (list, tuple)) or not messages:
+            raise RequestError("messages must be a list of {'role', 'content'} dicts, or a list of such lists")
+        conversations = [messages] if isinstance(messages[0], Mapping) else list(messages)
+        tokenizer = self.get_tokenizer()
+        prompts = []
+        for conversation in conversations:
+            ids = tokenizer.apply_chat_template(
+                conversation, add_generation_prompt=add_generation_prompt, **template_options
+            )
+            text = tokenizer.decode(ids, skip_special_tokens=False)
+            prompts.append({"prompt_token_ids": list(ids), "prompt": text})
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self._open().tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a request without parameters gets: vLLM's defaults, and what the checkpoint's generation_config sets."""
+        return SamplingParams(**self._defaults)
+
+    def metrics(self) -> EngineMetrics:
+        """Counts over all requests since the start."""
+        with self._lock:
+            return self._engine.metrics()
+
+    def close(self) -> None:
+        """Aborts what is running and lets the model go. Using the LLM afterwards is an error."""
+        with self._lock:
+            if self._parts is not None:
+                self._engine.abort_all()
+                self._parts.close()
+                self._parts = None
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # The loop
+
+    def _open(self) -> Parts:
+        if self._parts is None:
+            raise RuntimeError("this LLM is closed")
+        return self._parts
+
+    def _run(
+        self, items: list[Prompt], sampling_params: Params, only_finished: bool
+    ) -> Generator[tuple[int, RequestOutput], None, None]:
+        self._open()
+        params = self._params_for(items, sampling_params)
+        inbox: deque[Request] = deque()
+        places: dict[int, int] = {}
+        requests: list[Request] = []
+        try:
+            for place, (item, one) in enumerate(zip(items, params)):
+                try:
+                    request = self._add(item, one)
+                except RequestError as error:
+                    if len(items) == 1:
+                        raise
+                    yield place, RequestOutput.failed(str(place), *_shown(item), str(error))
+                    continue
+                request.inbox = inbox
+                places[id(request)] = place
+                requests.append(request)
+            left = len(requests)
+            while left:
+                for request, finished in self._advance(inbox):
+                    output = request.output
+                    left -= finished
+                    if finished and len(items) == 1 and output.error not in (None, NOT_FINITE):
+                        raise EngineError(output.error)
+                    # Another thread may have finished it since: then it comes once more.
+                    if finished or not (only_finished or output.finished):
+                        yield places[id(request)], output
+        finally:
+            with self._lock:
+                for request in requests:
+                    if not request.output.finished:
+                        self._engine.abort(request.output.request_id)
+
+    def _advance(self, inbox: deque[Request]) -> list[tuple[Request, bool]]:
+        """Requests of this caller that have grown, and whether they are finished. Computes a step if none has."""
+        with self._lock:
+            if not inbox:
+                self._engine.step()
+            grown = [(request, request.output.finished) for request in inbox]
+            for request in inbox:
+                request.changed = False
+            inbox.clear()
+        return grown
+
+    def _add(self, item: Prompt, params: SamplingParams) -> Request:
+        text, ids = _parse(item)
+        if ids is None:
+            if not text:
+                raise RequestError("the prompt is empty; give at least one character")
+            ids = self._open().tokenizer.encode(text)
+        with self._lock:
+            return self._engine.add_request(ids, params, prompt=text)
+
+    def _params_for(self, items: list[Prompt], given: Params) -> Sequence[SamplingParams]:
+        if given is None:
+            given = self.get_default_sampling_params()
+        if isinstance(given, SamplingParams):
+            return [given] * len(items)
+        if not isinstance(given, (list, tuple)):
+            raise ValueError(f"sampling_params must be SamplingParams or a list of them, not {type(given).__name__}")
+        if len(given) != len(items):
+            raise ValueError(
+                f"sampling_params has {len(given)} entries for {len(items)} prompts; give one for all, or one for each"
+            )
+        for one in given:
+            if not isinstance(one, SamplingParams):
+                raise ValueError(f"sampling_params contains a {type(one).__name__}; all must be SamplingParams")
+        return given
+
+
+def as_list(prompts: Any) -> list[Prompt]:
+    """One prompt or many, as a list of prompts."""
+    if hasattr(prompts, "tolist"):
+        prompts = prompts.tolist()
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if not isinstance(prompts, (list, tuple)):
+        raise RequestError(
+            f"prompts must be a text, token ids, a dict or a list of those, not {type(prompts).__name__}"
+        )
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [list(prompts)]
+    return list(prompts)
+
+
+def _parse(item: Any) -> tuple[str | None, Any]:
+    """Text and ids of a prompt; None for what it does not give."""
+    if isinstance(item, str):
+        return item, None
+    if isinstance(item, Mapping):
+        ids = item.get("prompt_token_ids")
+        text = item.get("prompt")
+        if ids is None and not isinstance(text, str):
+            raise RequestError("a prompt dict needs 'prompt' (a text) or 'prompt_token_ids' (a list of ids)")
+        return text, ids
+    if hasattr(item, "tolist"):
+        item = item.tolist()
+    if not isinstance(item, (list, tuple)):
+        raise RequestError(f"a prompt must be a text, a list of token ids or a dict, not {type(item).__name__}")
+    return None, item
+
+
+def _shown(item: Any) -> tuple[str | None, list[int]]:
+    """Text and ids of a prompt that was refused, for its output."""
+    try:
+        text, ids = _parse(item)
+    except RequestError:
+        return None, []
+    return text, [token for token in ids or () if isinstance(token, int)]
+
+
+def generate(
+    prompts: Prompt | Sequence[Prompt],
+    model: str | None = None,
+    sampling_params: Params = None,
+    speculative_config: Mapping[str, Any] | None = None,
+    use_tqdm: bool = True,
+    **engine_args: Any,
+) -> list[RequestOutput]:
+    """Loads a model, completes prompts, and lets the model go. See :class:`LLM` and :meth:`LLM.generate`."""
+    if speculative_config is not None:
+        engine_args["speculative_config"] = dict(speculative_config)
+    with LLM(model, **engine_args) as llm:
+        return llm.generate(prompts, sampling_params, use_tqdm)

@@ -1,0 +1,94 @@
+"""Sampling parameters: vLLM's names, every value checked."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from ms_spec.parts import sampling_defaults
+from ms_spec.sampling_params import NEUTRAL, SamplingParams
+
+
+def test_defaults():
+    params = SamplingParams()
+    assert (params.temperature, params.top_p, params.top_k, params.min_p, params.n) == (1.0, 1.0, 0, 0.0, 1)
+    assert (params.max_tokens, params.min_tokens, params.seed, params.stop, params.stop_token_ids) == (
+        16,
+        0,
+        None,
+        [],
+        [],
+    )
+    assert not params.greedy
+    assert SamplingParams(temperature=0).greedy
+    assert SamplingParams(top_k=4) == SamplingParams(top_k=4) != SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("temperature", value) for value in (-1, math.nan, math.inf, "x", True, None)],
+        *[("top_p", value) for value in (0, 0.0, 1.1, -1, math.nan, "1")],
+        *[("top_k", value) for value in (-2, 1.5, "3", True)],
+        *[("min_p", value) for value in (-0.1, 1.1, math.nan)],
+        *[("max_tokens", value) for value in (0, -1, 1.5, "5", True)],
+        *[("min_tokens", value) for value in (-1, 1.5, None)],
+        *[("seed", value) for value in ("a", 1.5, -1, 2**64, True)],
+        *[("n", value) for value in (0, -1, 1.0, "2")],
+        *[("stop", value) for value in ("", ["a", ""], [1], 3)],
+        *[("stop_token_ids", value) for value in (5, ["a"], [-1], [1.5])],
+        *[("ignore_eos", value) for value in (1, "yes")],
+        *[("presence_penalty", value) for value in (1.5, True)],
+        *[("repetition_penalty", value) for value in (1.3, 0)],
+        ("frequency_penalty", -2),
+        ("logit_bias", {3: 1.0}),
+        ("allowed_token_ids", [1]),
+        ("bad_words", ["x"]),
+        ("logprobs", 5),
+        ("logprobs", 0),
+        ("prompt_logprobs", 1),
+        ("best_of", 2),
+    ],
+)
+def test_wrong_values(name, value):
+    with pytest.raises(ValueError, match=name) as caught:
+        SamplingParams(**{name: value})
+    assert "\n" not in str(caught.value)
+
+
+def test_other_faults():
+    with pytest.raises(ValueError, match="'temprature' is unknown; did you mean 'temperature'"):
+        SamplingParams(temprature=1)
+    with pytest.raises(ValueError, match="min_tokens = 5: must be <= max_tokens = 4"):
+        SamplingParams(min_tokens=5, max_tokens=4)
+    with pytest.raises(ValueError, match="n = 2: must be 1 with temperature = 0"):
+        SamplingParams(n=2, temperature=0)
+    with pytest.raises(ValueError, match="stop needs text"):
+        SamplingParams(stop="x", detokenize=False)
+
+
+def test_neutral_and_convenient_values():
+    for name, values in NEUTRAL.items():
+        for value in values:
+            assert SamplingParams(**{name: value}) == SamplingParams()
+    assert SamplingParams(stop="a").stop == SamplingParams(stop=["a"]).stop == SamplingParams(stop=("a",)).stop
+    assert SamplingParams(stop_token_ids={3, 1}).stop_token_ids == [1, 3]
+    assert SamplingParams(top_k=-1).top_k == -1
+    assert SamplingParams(max_tokens=None).max_tokens is None
+    assert SamplingParams(seed=0).seed == 0
+    assert SamplingParams(seed=2**64 - 1).seed == 2**64 - 1
+    assert SamplingParams(max_tokens=np.int64(3), temperature=np.float32(0.5)).max_tokens == 3
+
+
+def test_defaults_of_a_checkpoint(caplog):
+    caplog.set_level("INFO", logger="ms_spec")
+    taken = sampling_defaults(
+        {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1, "do_sample": True, "top_p": 7}
+    )
+    assert taken == {"temperature": 0.6, "top_k": 20}
+    assert "temperature = 0.6, top_k = 20" in caplog.text
+    assert "repetition_penalty = 1.1 is not supported" in caplog.text
+    assert sampling_defaults({"max_new_tokens": 9}) == {"max_tokens": 9}
+    assert sampling_defaults({}) == {}
