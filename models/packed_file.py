@@ -12,6 +12,7 @@ import logging
 import os
 import struct
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import numpy as np
 
 _MAGIC = b"MSSPECW1"
 _ALIGN = 64
+_ABANDONED_S = 3600.0
 _log = logging.getLogger("ms_spec")
 
 
@@ -63,6 +65,10 @@ class PackedFile:
 def write_packed(path: Path, arrays: Iterable[Iterable[np.ndarray]]) -> None:
     """Writes arrays given in pieces. The file appears under its name when it is complete. OSError if it cannot be."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{path.name}.*"):  # by a process that was killed while it packed the same weights
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _ABANDONED_S:
+                left.unlink()
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as stream:

@@ -100,13 +100,18 @@ def _from_hub(name: str) -> Path:
         if (path / "config.json").exists() and _complete(path):
             return path
     try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+        path = Path(snapshot_download(name, allow_patterns=_HUB_FILES))
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(
             f"model: {name!r} is neither in the local Hugging Face cache nor could it be fetched from the hub "
             f"({type(error).__name__}: {reason}); give a local directory, or {DEFAULT_MODEL!r}"
         ) from None
+    if not (path / "config.json").exists():
+        raise ValueError(
+            f"model: {name!r} has no config.json on the hub; download a .gguf file of it and give its path"
+        )
+    return path
 
 
 def _complete(path: Path) -> bool:
