@@ -317,7 +317,7 @@ class AscendOps:
     def Embedding(self, vocab: int, hidden: int, dtype: str) -> Embedding:
         return Embedding(vocab, hidden, self._stored(dtype))
 
-    def NormLinear(self, out: int, hidden: int, eps: float, dtype: str, tied: Embedding | None = None) -> NormLinear:
+    def NormLinear(self, out: int, hidden: int, eps: float, dtype: str, tied: Any = None) -> NormLinear:
         return NormLinear(out, hidden, eps, self._stored(dtype), self.kernels, tied)
 
     def NormGatedLinear(self, out: int, hidden: int, eps: float, dtype: str) -> NormGatedLinear:
