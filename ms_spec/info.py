@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from ms_spec.config import EngineConfig
 from ms_spec.limits import limits_for
-from ms_spec.models.checkpoint import Checkpoint, open_checkpoint
-from ms_spec.models.config import ModelConfig
-from ms_spec.models.sources import Source, resolve
+from ms_spec.models.loading import load
 
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_WIDTH = {"cpu": 4, "ascend": 2}
 """Bytes of one number in the KV cache: float32 on CPU, the model's 16 bit type on Ascend."""
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: not readable as JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: expected a JSON object")
-    return value
-
-
-def _read_config(source: Source, checkpoint: Checkpoint) -> ModelConfig:
-    if source.kind == "hf":
-        generation = source.path / "generation_config.json"
-        config = _json(source.path / "config.json")
-        return ModelConfig.from_hf(config, _json(generation) if generation.is_file() else None)
-    shapes = {name: checkpoint.shape(name) for name in checkpoint.names()}
-    factors = checkpoint.read("rope_freqs.weight").tolist() if "rope_freqs.weight" in shapes else ()
-    metadata, dtype = checkpoint.metadata, checkpoint.weights_dtype  # type: ignore[attr-defined]
-    return ModelConfig.from_gguf(metadata, shapes, dtype=dtype, rope_factors=factors)
 
 
 def describe(model: str) -> dict[str, Any]:
@@ -46,9 +21,8 @@ def describe(model: str) -> dict[str, Any]:
     Raises:
         ValueError: there is no such model, it is damaged, or its architecture is not supported.
     """
-    source = resolve(model)
-    checkpoint = open_checkpoint(source.path)
-    config = _read_config(source, checkpoint)
+    loaded = load(model)
+    source, config, checkpoint = loaded.source, loaded.config, loaded.checkpoint
     shapes = {name: checkpoint.shape(name) for name in checkpoint.names()}
     stored: Counter[str] = Counter()
     for name, shape in shapes.items():

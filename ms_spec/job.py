@@ -101,7 +101,8 @@ def _encode(prompt: Prompt, tokenizer: Any, chat: bool) -> Any:
         if not chat:
             return prompt.content
         messages = [{"role": "user", "content": prompt.content}]
-        return {"prompt_token_ids": list(tokenizer.apply_chat_template(messages, add_generation_prompt=True))}
+        text = tokenizer.render_chat(messages, add_generation_prompt=True)
+        return {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False), "prompt": text}
     return {"prompt_token_ids": prompt.content}
 
 

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import sys
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Callable, TextIO
@@ -93,47 +94,38 @@ def complain(index: int, output: Any) -> bool:
 class Pieces:
     """Cuts a growing text into pieces by the tokens that they came from.
 
-    A character whose bytes lie in several tokens counts as accepted when all of those tokens were. The text is the
-    engine's (cut at stop strings); decoding serves only to find where tokens end in it.
+    The text is the engine's (cut at stop strings); decoding serves only to find where tokens end in it. A character
+    whose bytes lie in several tokens belongs to the last of them.
+
+    push: an incremental decoder's, from token ids to the text that they settle.
     """
 
-    def __init__(self, decode: Callable[[list[int]], str]):
-        self._decode = decode
-        self._ids: list[int] = []
-        self._accepted: list[bool] = []
-        self._window = 0  # decoding starts here: one step back, so that spaces come out as in the whole text
-        self._placed = 0  # tokens before this one have their place in the text
-        self._end = 0  # where the last of those ends
-        self._marks: list[tuple[int, bool]] = []  # (end in the text, accepted) of what has not been given out
+    def __init__(self, push: Callable[[list[int]], str]):
+        self._push = push
+        self._seen = 0  # tokens
+        self._end = 0  # where they end in the text
+        self._marks: deque[tuple[int, bool]] = deque()  # (end in the text, accepted) of what has not been given out
         self._given = 0
 
     def feed(self, text: str, ids: list[int], accepted: list[bool], done: bool) -> list[tuple[str, bool]]:
         """Takes all of a text and its tokens so far. Returns the pieces that are new: (text, accepted)."""
-        for token, flag in zip(ids[len(self._ids) :], accepted[len(self._ids) :]):
-            self._place(token, flag)
+        for token, flag in zip(ids[self._seen :], accepted[self._seen :]):
+            self._end += len(self._push([token]))
+            self._marks.append((self._end, flag))
+        self._seen = len(ids)
         pieces = []
         while self._marks and self._given < len(text):
             end, flag = self._marks[0]
             if end > len(text) and not done:
                 break  # held back by the engine: it may become a stop string
-            pieces.append((text[self._given : end], flag))
-            self._given = min(end, len(text))
-            del self._marks[0]
-        if done and self._given < len(text):
-            rest = self._accepted[self._placed :]
-            pieces.append((text[self._given :], bool(rest) and all(rest)))
+            if end > self._given:
+                pieces.append((text[self._given : end], flag))
+                self._given = min(end, len(text))
+            self._marks.popleft()
+        if done and self._given < len(text):  # bytes that never became a character
+            pieces.append((text[self._given :], bool(accepted) and accepted[-1]))
             self._given = len(text)
         return pieces
-
-    def _place(self, token: int, flag: bool) -> None:
-        self._ids.append(token)
-        self._accepted.append(flag)
-        before = self._decode(self._ids[self._window : self._placed])
-        now = self._decode(self._ids[self._window :])
-        if len(now) > len(before) and not now.endswith("\ufffd"):
-            self._end += len(now) - len(before)
-            self._marks.append((self._end, all(self._accepted[self._placed :])))
-            self._window, self._placed = self._placed, len(self._ids)
 
 
 class Painter:
@@ -147,14 +139,13 @@ class Painter:
         self._tokenizer = tokenizer
         self._cutters: dict[tuple[int, int], Pieces] = {}
 
-    def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
-
     def write(self, index: int, one: Any) -> None:
         """What is new of sample ``one`` of request ``index``."""
         from rich.style import Style
 
-        pieces = self._cutters.setdefault((index, one.index), Pieces(self._decode))
+        pieces = self._cutters.get((index, one.index))
+        if pieces is None:
+            pieces = self._cutters[index, one.index] = Pieces(self._tokenizer.stream_decoder().push)
         for text, accepted in pieces.feed(one.text, one.token_ids, one.from_draft, one.finished()):
             if self._colour:
                 self._console.out(text, end="", style=Style(color="green") if accepted else None, highlight=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,11 +15,19 @@ TOKENS = [b"He", b"llo", b" w\xc3", b"\xb6r", b"ld", b"!"]
 
 
 class FakeTokenizer:
-    def apply_chat_template(self, messages: list[dict[str, str]], add_generation_prompt: bool = False) -> list[int]:
-        return [len(messages), int(add_generation_prompt)]
+    def render_chat(self, messages: list[dict[str, str]], add_generation_prompt: bool = False) -> str:
+        return "".join(f"{message['role']}: {message['content']}" for message in messages) + "?" * add_generation_prompt
 
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-        return b"".join(TOKENS[i] for i in ids).decode(errors="replace")
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [1] * add_special_tokens + [ord(letter) for letter in text]
+
+    def stream_decoder(self, skip_special_tokens: bool = True) -> FakeTokenizer:
+        made = FakeTokenizer()
+        made._decoder = codecs.getincrementaldecoder("utf-8")()
+        return made
+
+    def push(self, ids: list[int]) -> str:
+        return "".join(self._decoder.decode(TOKENS[i]) for i in ids)
 
 
 class FakeLLM:
