@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
@@ -77,7 +78,7 @@ def _allowed(field: Any) -> str:
     return extra["allowed"] if isinstance(extra, dict) and "allowed" in extra else "another value"
 
 
-def _nearest(fault: dict[str, Any]) -> str:
+def _nearest(fault: Mapping[str, Any]) -> str:
     """The value that the user most likely wants, "" where there is no telling."""
     kind, value, context = fault["type"], fault["input"], fault.get("ctx", {})
     if kind == "literal_error":

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ms_spec.config import EngineConfig
 from ms_spec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ms_spec.models.config import ModelConfig
 
 DEFAULT_CACHE_BYTES = 1 << 30
 
@@ -81,3 +86,21 @@ def limits_for(
         num_speculative_tokens=config.num_speculative_tokens,
         tokens_by_batch=tuple((row[0], row[1], row[2]) for row in table or ()),
     )
+
+
+CACHE_ITEM_BYTES = {"cpu": 4, "ascend": 2}
+"""Bytes of one number in the KV cache."""
+
+
+def device_of(config: EngineConfig) -> str:
+    """The device that ``auto`` means here, "cpu" or "ascend", found out without importing MindSpore."""
+    if config.device != "auto":
+        return config.device
+    return "ascend" if Path("/dev/davinci_manager").exists() else "cpu"
+
+
+def model_limits(config: EngineConfig, model: ModelConfig) -> Limits:
+    """``limits_for`` of a model without a draft network. Raises ConfigError."""
+    device = device_of(config)
+    per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * CACHE_ITEM_BYTES[device]
+    return limits_for(config, model.max_position_embeddings, per_token, device)

@@ -130,11 +130,9 @@ class LLM:
         tokenizer = self.get_tokenizer()
         prompts = []
         for conversation in conversations:
-            ids = tokenizer.apply_chat_template(
-                conversation, add_generation_prompt=add_generation_prompt, **template_options
-            )
-            text = tokenizer.decode(ids, skip_special_tokens=False)
-            prompts.append({"prompt_token_ids": list(ids), "prompt": text})
+            text = tokenizer.render_chat(conversation, add_generation_prompt=add_generation_prompt, **template_options)
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            prompts.append({"prompt_token_ids": ids, "prompt": text})
         return self.generate(prompts, sampling_params, use_tqdm)
 
     def get_tokenizer(self) -> Any:

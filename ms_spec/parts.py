@@ -29,7 +29,7 @@ def _nothing() -> None:
 class Parts:
     """A loaded model, ready to run.
 
-    tokenizer: has encode(text) -> ids, decode(ids), apply_chat_template(messages, ...) -> ids.
+    tokenizer: has encode(text, add_special_tokens), decode(ids) and render_chat(messages, ...) -> text.
     make_decoder: a new incremental decoder, by skip_special_tokens.
     generation_config: the checkpoint's generation_config.json, {} without one.
     """

@@ -7,7 +7,7 @@ all of them before the length limit.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Optional, Protocol, Union
 
 from ms_spec.sampling_params import SamplingParams
@@ -17,9 +17,9 @@ Verdict = tuple[str, Optional[str], Union[int, str, None]]
 
 
 class Decoder(Protocol):
-    """Ids to text, a token at a time. May hold back bytes of an unfinished character."""
+    """Ids to text, as they come. May hold back bytes of an unfinished character."""
 
-    def push(self, token: int) -> str: ...
+    def push(self, ids: Sequence[int]) -> str: ...
 
     def finish(self) -> str: ...
 
@@ -48,10 +48,10 @@ class Stopping:
         self._count += 1
         armed = self._count > self._min_tokens
         if armed and token in self.stop_ids:
-            text = self._decoder.push(token) if self._decoder and self._include else ""
+            text = self._decoder.push((token,)) if self._decoder and self._include else ""
             text = self._held + text + (self._decoder.finish() if self._decoder else "")
             return text, "stop", None if token in self._eos else token
-        text = self._decoder.push(token) if self._decoder else ""
+        text = self._decoder.push((token,)) if self._decoder else ""
         if self._stops:
             text, hit = self._search(text, armed)
             if hit is not None:

@@ -20,16 +20,14 @@ from ms_spec.sampling_params import SamplingParams
 class Letters:
     """A character is a token."""
 
-    def encode(self, text):
+    def encode(self, text, add_special_tokens=True):
         return [ord(one) % VOCAB for one in text]
 
     def decode(self, ids, skip_special_tokens=True):
         return "".join(map(ToyDecoder.text, ids))
 
-    def apply_chat_template(self, messages, add_generation_prompt=True):
-        return self.encode(
-            "".join(m["role"][0] + m["content"] for m in messages) + ("a" if add_generation_prompt else "")
-        )
+    def render_chat(self, messages, add_generation_prompt=True):
+        return "".join(m["role"][0] + m["content"] for m in messages) + ("a" if add_generation_prompt else "")
 
 
 def make(drafter="oracle", generation_config=None, eos=(), **arguments):
@@ -203,6 +201,7 @@ def test_chat():
     llm = make()
     talk = [{"role": "user", "content": "hi"}]
     (one,) = llm.chat(talk, greedy(6))
+    assert one.prompt == "uhia"
     assert one.prompt_token_ids == Letters().encode("uhia")
     assert ids_of(llm.chat([talk, talk], greedy(6))) == [one.outputs[0].token_ids] * 2
     with pytest.raises(ValueError, match="messages must be a list"):

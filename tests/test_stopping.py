@@ -76,8 +76,8 @@ def test_eos_comes_before_stop_token_ids():
 class Letters:
     """A token is a text."""
 
-    def push(self, token):
-        return token
+    def push(self, ids):
+        return "".join(ids)
 
     def finish(self):
         return ""

@@ -173,11 +173,10 @@ class ToyDecoder:
     def text(token: int) -> str:
         return f"{chr(97 + token % 26)}{token} "
 
-    def push(self, token: int) -> str:
-        text, self._held = self._held + self.text(token), ""
-        if token % 5 == 0:
-            text, self._held = "", text
-        return text
+    def push(self, ids) -> str:
+        text = self._held + "".join(map(self.text, ids))
+        self._held = text if ids[-1] % 5 == 0 else ""
+        return "" if self._held else text
 
     def finish(self) -> str:
         text, self._held = self._held, ""

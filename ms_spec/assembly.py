@@ -1,0 +1,53 @@
+"""From engine arguments to a model that is ready to run."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+from ms_spec.config import EngineConfig
+from ms_spec.limits import device_of, model_limits
+from ms_spec.parts import Parts
+from ms_spec.runtime import graph_thread, setup_mindspore
+
+_log = logging.getLogger("ms_spec")
+
+
+def assemble(config: EngineConfig) -> Parts:
+    """Finds, checks and loads the model and compiles its graphs. Raises ValueError (one line) for what cannot work."""
+    from ms_spec.models.loading import load
+
+    loaded = load(config.model, config.tokenizer)
+    limits = model_limits(config, loaded.config)
+    if config.max_model_len is None and limits.max_model_len < loaded.config.max_position_embeddings:
+        _log.info(
+            "max_model_len = %d: as much as the KV cache holds (kv_cache_memory_bytes); the model allows %d",
+            limits.max_model_len,
+            loaded.config.max_position_embeddings,
+        )
+    tokenizer = loaded.tokenizer
+    runner = graph_thread().run(_build, config, loaded)
+    limits = replace(limits, num_blocks=runner.num_blocks)
+    return Parts(
+        runner,
+        limits,
+        loaded.config.vocab_size,
+        loaded.eos_token_ids,
+        tokenizer,
+        tokenizer.stream_decoder,
+        loaded.generation_defaults,
+    )
+
+
+def _build(config: EngineConfig, loaded: Any) -> Any:
+    """On the graph thread."""
+    setup_mindspore(device_of(config), config.eager)
+    from tqdm import tqdm
+
+    from ms_spec.runner import build_runner
+
+    runner = build_runner(config, loaded)
+    with tqdm(total=len(runner.plan()), desc="compiling", delay=2, dynamic_ncols=True) as bar:
+        runner.warm_up(lambda done, total: bar.update(done - bar.n))
+    return runner
