@@ -139,7 +139,6 @@ class Scheduler:
         self.running.remove(seq)
         self._take_back(seq)
         seq.state = WAITING
-        seq.computed = 0
         seq.metrics.num_preemptions += 1
         self.waiting.appendleft(seq)
 

@@ -70,9 +70,10 @@ def test_prompts_are_read_while_drafts_fill_the_budget():
     finish(engine)
 
 
-def test_drafts_are_shortened_before_anyone_is_preempted():
+@pytest.mark.parametrize("drafter", ["oracle", "junk"])
+def test_drafts_are_given_up_before_anyone_is_preempted(drafter):
     # Both fit without drafts to the last token: 2 x (4 + 28 - 1) positions in 2 x 8 blocks of 4.
-    engine, runner = toy_engine("oracle", num_blocks=17, adaptive=False)
+    engine, runner = toy_engine(drafter, num_blocks=17, adaptive=False)
     requests = [engine.add_request([i, 2, 3, 4], greedy(28)) for i in range(2)]
     finish(engine)
     assert all(request.output.metrics.num_preemptions == 0 for request in requests)
