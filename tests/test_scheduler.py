@@ -101,3 +101,12 @@ def test_drafts_survive_a_preemption():
         checked_step(engine)
     assert runner.rounds[-1][1:] == (4, 4)
     finish(engine)
+
+
+def test_blocks_of_rejected_drafts_are_taken_back():
+    # The first holds a fifth block for drafts alone when the second needs its fourth; the pool has eight.
+    engine, _ = toy_engine("junk", num_blocks=9, adaptive=False)
+    first = engine.add_request([1, 2, 3, 4, 5, 6], greedy(27))
+    second = engine.add_request([1, 2, 3, 4], greedy(11))
+    finish(engine)
+    assert first.output.metrics.num_preemptions == second.output.metrics.num_preemptions == 0
