@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from toy_runner import checked_step, finish, greedy, idle, toy_engine
+from toy_runner import ToyRunner, checked_step, finish, greedy, idle, toy_engine, toy_limits
 
 from ms_spec.blocks import BlockManager
 
@@ -103,9 +103,17 @@ def test_drafts_survive_a_preemption():
     finish(engine)
 
 
+class OneDrafts(ToyRunner):
+    """Only the first slot gets drafts, all of them wrong."""
+
+    def _draft(self, work, tokens):
+        return super()._draft(work, tokens) if work.slot == 1 else []
+
+
 def test_blocks_of_rejected_drafts_are_taken_back():
     # The first holds a fifth block for drafts alone when the second needs its fourth; the pool has eight.
-    engine, _ = toy_engine("junk", num_blocks=9, adaptive=False)
+    limits = toy_limits(num_blocks=9)
+    engine, _ = toy_engine(runner=OneDrafts(limits, "junk"), adaptive=False, num_blocks=9)
     first = engine.add_request([1, 2, 3, 4, 5, 6], greedy(27))
     second = engine.add_request([1, 2, 3, 4], greedy(11))
     finish(engine)
