@@ -1,8 +1,8 @@
 """The random numbers of sampling: a hash of what they are for, so that nothing else can change them.
 
-A number is the hash of (seed, sample index, purpose, output index, number within the purpose), all counters and no state.
+A number is the hash of (seed, sample index, purpose, output index, number within the purpose): counters, no state.
 The hash chains the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators",
-2014; constants of Stafford's variant 13). The upper 24 bits give a float32 in [0, 1), exactly.
+2014; constants of Stafford's variant 13). Its upper 24 bits give a float32 in [0, 1), exactly.
 
 The width of the bucket that a request happens to run in is no part of the key: the same request gets the same numbers
 in a wide and in a narrow step.

@@ -60,7 +60,7 @@ def test_a_wrong_capture_size_is_named_with_the_nearest_right_ones(sizes, parts)
 
 def test_ascend_takes_sixteen_columns():
     assert Buckets.for_device("Ascend", 1, 15).widths == (1, 16)
-    with pytest.raises(ValueError, match="num_speculative_tokens=16.*15 or fewer"):
+    with pytest.raises(ValueError, match=r"num_speculative_tokens=16.*15 or fewer"):
         Buckets.for_device("Ascend", 1, 16)
 
 

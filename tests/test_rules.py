@@ -67,7 +67,7 @@ def call(net, b, dense):
 def expected(b, i, rule, dense, theta=None):
     """What request i must get."""
     drafts = [int(x) for x in b["drafts"][i] if x >= 0]
-    position = {c: p for c, p in zip(b["rows"][3], b["rows"][1])}
+    position = dict(zip(b["rows"][3], b["rows"][1]))
     w = b["grid"].shape[1]
     p = np.array(
         [

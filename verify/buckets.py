@@ -50,8 +50,8 @@ class Buckets:
         ascend = device.lower() == "ascend"
         if ascend and width > ASCEND_MAX_WIDTH:
             raise ValueError(
-                f"num_speculative_tokens={num_speculative_tokens}: Ascend verifies at most {ASCEND_MAX_WIDTH} tokens of a "
-                f"request at once; use {ASCEND_MAX_WIDTH - 1} or fewer"
+                f"num_speculative_tokens={num_speculative_tokens}: Ascend verifies at most {ASCEND_MAX_WIDTH} tokens "
+                f"of a request at once; use {ASCEND_MAX_WIDTH - 1} or fewer"
             )
         if capture_sizes is not None:
             batches = _from_capture_sizes(capture_sizes, width, max_num_seqs)
@@ -82,8 +82,8 @@ def _from_capture_sizes(sizes: Sequence[int], width: int, max_num_seqs: int) -> 
             below = int(size) // width * width if isinstance(size, (int, float)) else 0
             nearest = f"{below} or {below + width}" if below > 0 else f"{width}"
             raise ValueError(
-                f"cudagraph_capture_sizes={list(sizes)}: {size!r} is no positive multiple of num_speculative_tokens + 1 = "
-                f"{width}; the nearest is {nearest}"
+                f"cudagraph_capture_sizes={list(sizes)}: {size!r} is no positive multiple of "
+                f"num_speculative_tokens + 1 = {width}; the nearest is {nearest}"
             )
     batches = sorted({size // width for size in sizes} | {max_num_seqs})
     # A graph beyond the first that holds everybody would never run.

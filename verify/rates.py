@@ -1,4 +1,4 @@
-"""Acceptance rates for synthetic verification. Host side: imports no MindSpore, so that a config can be checked early."""
+"""Acceptance rates for synthetic verification. Imports no MindSpore, so that a config is checked early."""
 
 from __future__ import annotations
 

@@ -118,7 +118,9 @@ class Entropy(nn.Cell):
         x = ops.maximum(x - ops.maximum(top, -3e38), -1e4)  # e^-1e4 is 0, and 0 * 1e4 is not NaN
         weight = ops.exp(x)
         total = ops.maximum(weight.sum(1), _TINY)
-        entropy = ops.log(total) - (weight * x).sum(1) / total
+        # The CPU's log has other bits for what is left over after whole vectors, so each row gets a whole one.
+        log_total = ops.log(ops.broadcast_to(total.reshape(-1, 1), (total.shape[0], 16)))[:, 0]
+        entropy = log_total - (weight * x).sum(1) / total
         valid = ops.logical_and((logits < _INF).all(1), top.reshape(-1) > -_INF)
         entropy = ops.select(valid, entropy, ops.zeros_like(entropy))
         return _at_cells(entropy, rows, logits.shape[0], 0.0).reshape(_grid(rows))
