@@ -91,3 +91,6 @@ def setup_mindspore(device: str, eager: bool = False) -> None:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"device: {device!r} cannot be used on this machine ({reason}); use device='cpu'") from None
     ms.set_context(mode=ms.PYNATIVE_MODE if eager else ms.GRAPH_MODE)
+    if device == "ascend":
+        # The kernels behind ReshapeAndCache exist only for graphs launched kernel by kernel with inference boost.
+        ms.set_context(jit_config={"jit_level": "O0", "infer_boost": "on"})
