@@ -26,7 +26,7 @@ from ms_spec.models.user_cache import cache_root
 
 PANEL = 16
 _CHUNK_VALUES = 1 << 20
-_FORMAT = 1
+_FORMAT = 2
 _log = logging.getLogger("ms_spec")
 
 
@@ -34,10 +34,12 @@ _log = logging.getLogger("ms_spec")
 class WeightSpec:
     """Where one parameter comes from and how it is held.
 
-    ``layout``: "panels" is [ceil(N / 16), K, 16] with element [p, k, j] = W[16 p + j, k], zeros beyond N; "rows" is
-    [N, K]; "vector" is [N]. ``dtype``: "float32", "bfloat16" (held as its 16 bits, uint16) or "float16". ``sources``
-    are Hugging Face tensor names, put one below the other. ``optional``: zeros if the checkpoint has none of them.
-    ``round_to``: a dtype that the values are rounded through first.
+    ``layout``: "panels" is [ceil(N / 16), K, 16] with element [p, k, j] = W[16 p + j, k], zeros beyond N; bfloat16
+    panels come in pairs, [ceil(N / 32), K, 16, 2] with [p, k, j, h] = W[32 p + 16 h + j, k], so that one 32-bit lane
+    widens to two values without a shuffle; "rows" is [N, K]; "vector" is [N]. ``dtype``: "float32", "bfloat16" (held as
+    its 16 bits, uint16) or "float16". ``sources`` are Hugging Face tensor names, put one below the other, or, if
+    ``interleaved``, 16 rows of each in turn (each padded to a multiple of 16). ``optional``: zeros if the checkpoint
+    has none of them. ``round_to``: a dtype that the values are rounded through first.
     """
 
     parameter: Parameter
@@ -47,12 +49,17 @@ class WeightSpec:
     sources: tuple[str, ...]
     optional: bool = False
     round_to: str | None = None
+    interleaved: bool = False
 
     def held_shape(self) -> tuple[int, ...]:
         """Shape of the parameter."""
-        if self.layout == "panels":
-            return (-(-self.shape[0] // PANEL), self.shape[1], PANEL)
-        return self.shape
+        if self.layout != "panels":
+            return self.shape
+        parts = len(self.sources) if self.interleaved else 1
+        panels = -(-self.shape[0] // parts // PANEL) * parts
+        if self.dtype == "bfloat16":
+            return (-(-panels // 2), self.shape[1], PANEL, 2)
+        return (panels, self.shape[1], PANEL)
 
 
 def load_weights(specs: Sequence[WeightSpec], checkpoint: Checkpoint, *, cache_key: str | None) -> None:
@@ -74,7 +81,7 @@ def load_weights(specs: Sequence[WeightSpec], checkpoint: Checkpoint, *, cache_k
 def _from_cache(
     specs: Sequence[WeightSpec], checkpoint: Checkpoint, absent: set[str], cache_key: str
 ) -> PackedFile | None:
-    described = [[s.shape, s.layout, s.dtype, s.sources, s.optional, s.round_to] for s in specs]
+    described = [[s.shape, s.layout, s.dtype, s.sources, s.optional, s.round_to, s.interleaved] for s in specs]
     key = json.dumps([_FORMAT, cache_key, checkpoint.identity(), described])
     path = cache_root() / "weights" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.packed"
     sizes = [math.prod(s.held_shape()) * HELD[s.dtype].itemsize for s in specs]
@@ -111,19 +118,38 @@ def _bind(spec: WeightSpec, array: np.ndarray) -> None:
 
 def _packed_rows(spec: WeightSpec, checkpoint: Checkpoint, absent: set[str]) -> Iterator[np.ndarray]:
     """The parameter's content in file order, in pieces of whole panels."""
-    rows, row = spec.shape[0], math.prod(spec.shape[1:])
-    step = max(_CHUNK_VALUES // max(row, 1) // PANEL, 1) * PANEL
-    for start in range(0, rows, step):
-        values = _rows(spec, checkpoint, absent, start, min(start + step, rows))
+    row = math.prod(spec.shape[1:])
+    for values in _ordered_rows(spec, checkpoint, absent, row):
         if spec.round_to:
             values = rounded(values, spec.round_to)
         values = held(values, spec.dtype)
         if spec.layout == "panels":
-            short = -len(values) % PANEL
-            if short:
-                values = np.concatenate([values, np.zeros((short, row), values.dtype)])
-            values = np.ascontiguousarray(values.reshape(-1, PANEL, row).transpose(0, 2, 1))
+            halves = 2 if spec.dtype == "bfloat16" else 1
+            values = _padded(values, PANEL * halves).reshape(-1, halves, PANEL, row)
+            values = np.ascontiguousarray(values.transpose(0, 3, 2, 1))
         yield values
+
+
+def _ordered_rows(
+    spec: WeightSpec, checkpoint: Checkpoint, absent: set[str], row: int
+) -> Iterator[np.ndarray]:
+    """The rows as they will stand in memory, float32, a few megabytes at a time."""
+    step = max(_CHUNK_VALUES // max(row, 1) // (2 * PANEL), 1) * 2 * PANEL
+    parts = len(spec.sources) if spec.interleaved else 1
+    rows = spec.shape[0] // parts
+    for start in range(0, rows, step):
+        stop = min(start + step, rows)
+        if parts == 1:
+            yield _rows(spec, checkpoint, absent, start, stop)
+            continue
+        pieces = [_rows(spec, checkpoint, absent, start + i * rows, stop + i * rows) for i in range(parts)]
+        yield np.stack([_padded(piece, PANEL).reshape(-1, PANEL, row) for piece in pieces], 1).reshape(-1, row)
+
+
+def _padded(rows: np.ndarray, multiple: int) -> np.ndarray:
+    """With zero rows below, up to a multiple."""
+    short = -len(rows) % multiple
+    return np.concatenate([rows, np.zeros((short, *rows.shape[1:]), rows.dtype)]) if short else rows
 
 
 def _rows(spec: WeightSpec, checkpoint: Checkpoint, absent: set[str], start: int, stop: int) -> np.ndarray:

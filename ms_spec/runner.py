@@ -9,8 +9,14 @@ from typing import Any
 import numpy as np
 from mindspore import Tensor
 
+from ms_spec.config import EngineConfig
+from ms_spec.limits import device_of, model_limits
 from ms_spec.models.decoder import Decoder
+from ms_spec.models.loading import Loaded
+from ms_spec.models.ops import select
 from ms_spec.models.ops.interface import Backend
+from ms_spec.models.weights import load_weights
+from ms_spec.proposers.registry import make_proposer
 from ms_spec.randomness import matched_uniforms, step_uniforms
 from ms_spec.step import DecodeStep, PrefillStep, new_history
 from ms_spec.verify.buckets import Buckets
@@ -186,3 +192,40 @@ class ModelRunner:
                 drawn_for = step_uniforms(work.seed, work.sample, work.output_index, self.num_drafts)
                 inputs.uniforms[i, : drawn - 1] = drawn_for[: drawn - 1]
                 inputs.uniforms[i, drawn - 1] = drawn_for[self.num_drafts]
+
+
+def build_runner(config: EngineConfig, loaded: Loaded) -> ModelRunner:
+    """Loads the weights onto the device and makes the step Cells. Nothing is compiled yet.
+
+    Raises:
+        ValueError: the checkpoint does not fit its config.
+    """
+    device, limits = device_of(config), model_limits(config, loaded.config)
+    backend = select(device)
+    dtype = {"auto": loaded.config.dtype, "float": "float32", "half": "float16"}.get(config.dtype, config.dtype)
+    target = Decoder(loaded.config, backend, limits.num_blocks, limits.block_size, limits.max_model_len, dtype)
+    load_weights(target.weights(), loaded.checkpoint, cache_key=backend.name)
+    speculation, sampler = config.speculative_config, config.additional_config.rejection_sampler_config
+    num_drafts = limits.num_speculative_tokens
+    method = speculation.rejection_sample_method if speculation else None
+    chunks = sorted({min(64, limits.prefill_chunk), limits.prefill_chunk})
+    return ModelRunner(
+        target,
+        backend,
+        Buckets.for_device(
+            device, limits.max_num_seqs, num_drafts, config.compilation_config.cudagraph_capture_sizes, num_drafts > 0
+        ),
+        chunks,
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        max_len=limits.max_model_len,
+        max_num_seqs=limits.max_num_seqs,
+        num_drafts=num_drafts,
+        make_proposer=(lambda: make_proposer(speculation, backend)) if speculation else None,
+        rule_options={
+            "method": "block" if config.block_verify else method or "standard",
+            "entropy": sampler.enable_entropy_verify,
+            "posterior_threshold": sampler.posterior_threshold,
+            "posterior_alpha": sampler.posterior_alpha,
+        },
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ms_spec.models.ops.cpu import layers
+from ms_spec.models.ops.cpu import layers, sampling
 from ms_spec.models.ops.cpu.build import NoCompiler, library
 
 
@@ -23,6 +23,11 @@ class CpuOps:
     LinearAdd = layers.LinearAdd
     Attention = layers.Attention
     WriteHistory = layers.WriteHistory
+    Probs = sampling.Probs
+    InverseCDF = sampling.InverseCDF
+    Entropy = sampling.Entropy
+    Grid = sampling.Grid
+    NgramLookup = sampling.NgramLookup
 
     def __init__(self) -> None:
         library()  # raises NoCompiler here, not in the middle of a network

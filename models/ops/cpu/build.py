@@ -18,7 +18,11 @@ from ms_spec.models.user_cache import cache_root
 
 SOURCES = Path(__file__).parent / "kernels"
 # Contraction is always on and vectors are written out, so that every copy of a kernel sums in the same way.
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
+FLAGS = (
+    *("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno"),
+    *(("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()),
+    *("-fopenmp", "-pthread", "-shared", "-fPIC"),
+)
 
 
 class NoCompiler(RuntimeError):

@@ -17,7 +17,7 @@ _HELD_AS = {"float32": ms.float32, "bfloat16": ms.uint16, "float16": ms.float16}
 
 
 def _packed(name: str, out: int, inner: int, dtype: str) -> Parameter:
-    """A placeholder; the loader puts the panels [ceil(out/16), inner, 16] in."""
+    """A placeholder; the loader puts the panels in."""
     del out, inner
     return Parameter(Tensor(np.zeros((1, 1, LANES)), _HELD_AS[dtype]), name=name, requires_grad=False)
 
@@ -119,19 +119,22 @@ class NormGatedLinear(nn.Cell):
         self.shape, self.dtype = (out, hidden), dtype
         self.gamma = _vector("gamma", hidden, 1.0)
         self.eps = Tensor(np.array([eps], np.float32))
-        self.gate, self.gate_bias = _packed("gate", out, hidden, dtype), _vector("gate_bias", out)
-        self.up, self.up_bias = _packed("up", out, hidden, dtype), _vector("up_bias", out)
+        # One matrix, 16 rows of gate and up in turn: a kernel's tile holds both halves of its outputs.
+        self.gate_up = _packed("gate_up", 2 * out, hidden, dtype)
+        self.gate_bias, self.up_bias = _vector("gate_bias", out), _vector("up_bias", out)
         self.op = kernel(f"norm_gated_{dtype}", *_like(0, out))
 
     def weights(self, norm: str, gate: str, up: str) -> list[WeightSpec]:
+        (out, hidden), both = self.shape, (f"{gate}.weight", f"{up}.weight")
         return [
-            WeightSpec(self.gamma, (self.shape[1],), "vector", "float32", (f"{norm}.weight",)),
-            *_linear_specs(self, self.gate, self.gate_bias, (gate,)),
-            *_linear_specs(self, self.up, self.up_bias, (up,)),
+            WeightSpec(self.gamma, (hidden,), "vector", "float32", (f"{norm}.weight",)),
+            WeightSpec(self.gate_up, (2 * out, hidden), "panels", self.dtype, both, interleaved=True),
+            WeightSpec(self.gate_bias, (out,), "vector", "float32", (f"{gate}.bias",), optional=True),
+            WeightSpec(self.up_bias, (out,), "vector", "float32", (f"{up}.bias",), optional=True),
         ]
 
     def construct(self, x: Tensor, rows: tuple) -> Tensor:
-        return self.op(x, self.gamma, self.eps, self.gate, self.gate_bias, self.up, self.up_bias, rows[4])
+        return self.op(x, self.gamma, self.eps, self.gate_up, self.gate_bias, self.up_bias, rows[4])
 
 
 class LinearAdd(nn.Cell):

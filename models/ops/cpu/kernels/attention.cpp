@@ -5,13 +5,12 @@
 // and V; what is masked adds exact zeros, so neither the run nor its neighbours show in a row's bits.
 //
 // Layouts: k_cache [blocks, kv_heads, block_size/16, D, 16], v_cache [blocks, kv_heads, block_size, Dp], Dp = D padded to 16.
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
+#include "pool.h"
 #include "vec.h"
 
 namespace {
@@ -229,10 +228,10 @@ KERNEL attention(KERNEL_ARGS) {
     float* const parts = partial.data();
     const Run* const all_runs = runs.data();
 
-#pragma omp parallel if (P.rows * (P.position[P.rows > 0 ? P.rows - 1 : 0] + 1) > 64)
-    {
-#pragma omp for
-        for (int64_t r = 0; r < P.rows; ++r) {
+    // A few rows are not worth a second thread.
+    const int64_t grain = 8;
+    parallel_for((P.rows + grain - 1) / grain, [&](int64_t item) {
+        for (int64_t r = item * grain; r < std::min(P.rows, (item + 1) * grain); ++r) {
             const int64_t pos = P.position[r], req = P.request[r];
             const float *c = cos + pos * half, *s = sin + pos * half, *in = qkv + r * stride;
             for (int64_t h = 0; h < P.heads; ++h)
@@ -242,10 +241,11 @@ KERNEL attention(KERNEL_ARGS) {
                 std::memcpy(P.value(req, h, pos), in + (P.heads + P.kv_heads + h) * P.D, P.D * sizeof(float));
             }
         }
+    });
+    parallel_for(items * (split ? segments : 1), [&](int64_t item) {
         static thread_local State state, total;
         static thread_local std::vector<float> scores(MAX_QUERIES* KEYS);
-#pragma omp for schedule(dynamic)
-        for (int64_t item = 0; item < items * (split ? segments : 1); ++item) {
+        {
             const int64_t segment = split ? item % segments : 0, pair = split ? item / segments : item;
             const int64_t head = pair % P.kv_heads;
             const Run run = all_runs[pair / P.kv_heads];
@@ -284,17 +284,18 @@ KERNEL attention(KERNEL_ARGS) {
                     for (int64_t d = 0; d < P.D; ++d) P.out[place(m) * P.D + d] = total.values[m * P.Dp + d] / total.sum[m];
             }
         }
-        if (split) {
-#pragma omp for
-            for (int64_t i = 0; i < P.rows * P.heads; ++i) {
-                total.reset(1, P.Dp);
-                for (int64_t s = 0; s < segments; ++s) {
-                    const float* from = parts + (i * segments + s) * width;
-                    merge(total.max[0], total.sum[0], total.values.data(), from[0], from[1], from + 2, P.Dp);
-                }
-                for (int64_t d = 0; d < P.D; ++d) P.out[i * P.D + d] = total.values[d] / total.sum[0];
+    });
+    if (!split) return 0;
+    parallel_for(P.rows, [&](int64_t r) {
+        static thread_local State total;
+        for (int64_t i = r * P.heads; i < (r + 1) * P.heads; ++i) {
+            total.reset(1, P.Dp);
+            for (int64_t s = 0; s < segments; ++s) {
+                const float* from = parts + (i * segments + s) * width;
+                merge(total.max[0], total.sum[0], total.values.data(), from[0], from[1], from + 2, P.Dp);
             }
+            for (int64_t d = 0; d < P.D; ++d) P.out[i * P.D + d] = total.values[d] / total.sum[0];
         }
-    }
+    });
     return 0;
 }

@@ -2,54 +2,74 @@
 //
 // Every output element is one chain of fused multiply-adds over k = 0, 1, ..., K-1. The register tile (rows x panels)
 // changes with the number of rows, the chain never does: that is what makes a row's bits independent of its neighbours.
-#include <omp.h>
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "pool.h"
 #include "vec.h"
 
 namespace {
 
+// How a dtype holds panels. ``wide(w, pair, k)`` gives the 16 columns of panel 2*pair and those of panel 2*pair + 1 at k.
 struct F32 {
     using T = float;
-    static vf at(const T* p) { return load(p); }
-};
-struct BF16 {
-    using T = uint16_t;
-    static vf at(const T* p) { return (vf)(__builtin_convertvector(*reinterpret_cast<const vhu*>(p), vu) << 16); }
+    static void wide(const T* w, int64_t pair, int64_t k, int64_t K, vf* to) {
+        to[0] = load(w + (2 * pair * K + k) * LANES);
+        to[1] = load(w + ((2 * pair + 1) * K + k) * LANES);
+    }
+    static vf one(const T* w, int64_t panel, int64_t k, int64_t K) { return load(w + (panel * K + k) * LANES); }
+    static float element(const T* w, int64_t row, int64_t k, int64_t K) { return w[(row / LANES * K + k) * LANES + row % LANES]; }
 };
 struct F16 {
     using T = _Float16;
     typedef _Float16 v __attribute__((vector_size(32), aligned(2)));
-    static vf at(const T* p) { return __builtin_convertvector(*reinterpret_cast<const v*>(p), vf); }
+    static vf one(const T* w, int64_t panel, int64_t k, int64_t K) {
+        return __builtin_convertvector(*reinterpret_cast<const v*>(w + (panel * K + k) * LANES), vf);
+    }
+    static void wide(const T* w, int64_t pair, int64_t k, int64_t K, vf* to) {
+        to[0] = one(w, 2 * pair, k, K);
+        to[1] = one(w, 2 * pair + 1, k, K);
+    }
+    static float element(const T* w, int64_t row, int64_t k, int64_t K) {
+        return static_cast<float>(w[(row / LANES * K + k) * LANES + row % LANES]);
+    }
+};
+struct BF16 {  // pairs of panels share 32-bit lanes: one shift and one mask widen both
+    using T = uint16_t;
+    static vu both(const T* w, int64_t pair, int64_t k, int64_t K) {
+        return *reinterpret_cast<const vuu*>(w + (pair * K + k) * 2 * LANES);
+    }
+    static void wide(const T* w, int64_t pair, int64_t k, int64_t K, vf* to) {
+        const vu v = both(w, pair, k, K);
+        to[0] = (vf)(v << 16);
+        to[1] = (vf)(v & 0xffff0000u);
+    }
+    static vf one(const T* w, int64_t panel, int64_t k, int64_t K) {
+        const vu v = both(w, panel / 2, k, K);
+        return panel % 2 ? (vf)(v & 0xffff0000u) : (vf)(v << 16);
+    }
+    static float element(const T* w, int64_t row, int64_t k, int64_t K) {
+        const uint32_t bits = static_cast<uint32_t>(w[((row / 32 * K + k) * LANES + row % LANES) * 2 + row / LANES % 2]) << 16;
+        float value;
+        std::memcpy(&value, &bits, 4);
+        return value;
+    }
 };
 
 // Accumulators that fit the register file, in units of 16 floats, and the tallest row block.
 #ifdef __AVX512F__
-constexpr int64_t TILE = 24, MAX_ROWS = 12, MAX_PANELS = 8;
+constexpr int TILE = 24, MAX_ROWS = 12, MAX_PAIRS = 4;
 #else
-constexpr int64_t TILE = 6, MAX_ROWS = 6, MAX_PANELS = 4;
+constexpr int TILE = 6, MAX_ROWS = 3, MAX_PAIRS = 2;
 #endif
-// Rows whose activations stay in the second-level cache while all panels pass by.
-constexpr int64_t ROW_CHUNK = 10 * MAX_ROWS;
+// Row blocks whose activations stay in the second-level cache while all panels pass by.
+constexpr int64_t CHUNK = 10;
+// Pieces that a product is cut into: enough to share evenly, few enough to keep each a long stream.
+constexpr int64_t ITEMS = 16;
 
-constexpr int64_t panels_for(int64_t rows) { return std::clamp<int64_t>(TILE / rows, 1, MAX_PANELS); }
-
-template <class W, int M, int P>
-inline void multiply(const float* x, int64_t K, const typename W::T* const (&panel)[P], vf (&acc)[M][P]) {
-    for (int m = 0; m < M; ++m)
-        for (int p = 0; p < P; ++p) acc[m][p] = vf{};
-    for (int64_t k = 0; k < K; ++k) {
-        vf w[P];
-        for (int p = 0; p < P; ++p) w[p] = W::at(panel[p] + k * LANES);
-        for (int m = 0; m < M; ++m) {
-            const vf a = splat(x[m * K + k]);
-            for (int p = 0; p < P; ++p) acc[m][p] += a * w[p];
-        }
-    }
-}
+constexpr int pairs_for(int rows) { return std::clamp(TILE / 2 / rows, 1, MAX_PAIRS); }
 
 inline void put(float* y, vf value, int64_t n) {
     if (n >= LANES)
@@ -64,6 +84,70 @@ inline vf get(const float* p, int64_t n) {
     return v;
 }
 
+// Rows cut into blocks of nearly equal height, each held as [K, rows]: one pointer walks all rows of a block.
+struct Blocks {
+    int64_t rows, K, count;
+    float* data;
+    int64_t first(int64_t block) const { return rows * block / count; }
+    const float* at(int64_t block) const { return data + first(block) * K; }
+
+    Blocks(int64_t rows, int64_t K) : rows(rows), K(K), count((rows + MAX_ROWS - 1) / MAX_ROWS) {
+        static thread_local std::vector<float> scratch;
+        if (static_cast<int64_t>(scratch.size()) < rows * K) scratch.resize(rows * K);
+        data = scratch.data();
+    }
+    // Takes the rows of x in, normed if there is a gamma.
+    void fill(const float* x, const float* gamma, float eps) const {
+        const auto one = [&](int64_t row) {
+            int64_t block = row * count / rows;
+            while (first(block + 1) <= row) ++block;
+            fill_row(x + row * K, gamma, eps, data + first(block) * K + row - first(block), first(block + 1) - first(block));
+        };
+        if (rows * K > 8192)
+            parallel_for(rows, one);
+        else
+            for (int64_t row = 0; row < rows; ++row) one(row);
+    }
+    void fill_row(const float* in, const float* gamma, float eps, float* to, int64_t height) const {
+        if (!gamma) {
+            for (int64_t k = 0; k < K; ++k) to[k * height] = in[k];
+            return;
+        }
+        vf squares = vf{};
+        for (int64_t k = 0; k < K; k += LANES) {
+            const vf v = get(in + k, K - k);
+            squares += v * v;
+        }
+        const float scale = 1.f / std::sqrt(hsum(squares) / static_cast<float>(K) + eps);
+        for (int64_t k = 0; k < K; ++k) to[k * height] = in[k] * scale * gamma[k];
+    }
+};
+
+// M rows times Q pairs of panels from `pair` on.
+template <class W, int M, int Q>
+inline void multiply(const float* x, int64_t K, const typename W::T* w, int64_t pair, vf (&acc)[M][2 * Q]) {
+    for (int m = 0; m < M; ++m)
+        for (int p = 0; p < 2 * Q; ++p) acc[m][p] = vf{};
+    for (int64_t k = 0; k < K; ++k) {
+        vf wide[2 * Q];
+        for (int q = 0; q < Q; ++q) W::wide(w, pair + q, k, K, wide + 2 * q);
+        for (int m = 0; m < M; ++m) {
+            const vf a = splat(x[k * M + m]);
+            for (int p = 0; p < 2 * Q; ++p) acc[m][p] += a * wide[p];
+        }
+    }
+}
+
+// The last panel of an odd number of them.
+template <class W, int M>
+inline void multiply_one(const float* x, int64_t K, const typename W::T* w, int64_t panel, vf (&acc)[M][1]) {
+    for (int m = 0; m < M; ++m) acc[m][0] = vf{};
+    for (int64_t k = 0; k < K; ++k) {
+        const vf wide = W::one(w, panel, k, K);
+        for (int m = 0; m < M; ++m) acc[m][0] += splat(x[k * M + m]) * wide;
+    }
+}
+
 // y = x W^T + bias (+ residual)
 template <class W>
 struct Plain {
@@ -71,16 +155,12 @@ struct Plain {
     const float *bias, *residual;
     float* y;
     int64_t N, K;
-    static constexpr int64_t streams = 1;
+    int64_t panels() const { return (N + LANES - 1) / LANES; }
 
     template <int M, int P>
-    void tile(const float* x, int64_t row, int64_t first) const {
-        const typename W::T* panel[P];
-        for (int p = 0; p < P; ++p) panel[p] = w + (first + p) * K * LANES;
-        vf acc[M][P];
-        multiply<W, M, P>(x, K, panel, acc);
+    void write(int64_t row, int64_t panel, const vf (&acc)[M][P]) const {
         for (int p = 0; p < P; ++p) {
-            const int64_t col = (first + p) * LANES, n = N - col;
+            const int64_t col = (panel + p) * LANES, n = N - col;
             const vf b = get(bias + col, n);
             for (int m = 0; m < M; ++m) {
                 vf v = acc[m][p] + b;
@@ -91,116 +171,90 @@ struct Plain {
     }
 };
 
-// y = silu(x G^T + bg) * (x U^T + bu)
+// y = silu(x G^T + bg) * (x U^T + bu); even panels are G's, odd ones U's
 template <class W>
 struct Gated {
-    const typename W::T *gate, *up;
+    const typename W::T* w;
     const float *gate_bias, *up_bias;
     float* y;
     int64_t N, K;
-    static constexpr int64_t streams = 2;
+    int64_t panels() const { return (N + LANES - 1) / LANES * 2; }
 
     template <int M, int P>
-    void tile(const float* x, int64_t row, int64_t first) const {
-        const typename W::T* panel[2 * P];
-        for (int p = 0; p < P; ++p) {
-            panel[2 * p] = gate + (first + p) * K * LANES;
-            panel[2 * p + 1] = up + (first + p) * K * LANES;
-        }
-        vf acc[M][2 * P];
-        multiply<W, M, 2 * P>(x, K, panel, acc);
-        for (int p = 0; p < P; ++p) {
-            const int64_t col = (first + p) * LANES, n = N - col;
+    void write(int64_t row, int64_t panel, const vf (&acc)[M][P]) const {
+        for (int p = 0; p + 1 < P; p += 2) {
+            const int64_t col = (panel + p) / 2 * LANES, n = N - col;
             const vf bg = get(gate_bias + col, n), bu = get(up_bias + col, n);
             for (int m = 0; m < M; ++m) {
-                const vf g = acc[m][2 * p] + bg, u = acc[m][2 * p + 1] + bu;
+                const vf g = acc[m][p] + bg, u = acc[m][p + 1] + bu;
                 put(y + (row + m) * N + col, g / (splat(1.f) + vexp(-g)) * u, n);
             }
         }
     }
 };
 
-template <class Map, int M>
-void row_block(const Map& map, const float* x, int64_t row, int64_t begin, int64_t end) {
-    constexpr int P = std::max<int64_t>(1, panels_for(M) / Map::streams);
-    int64_t p = begin;
-    for (; p + P <= end; p += P) map.template tile<M, P>(x, row, p);
-    for (; p < end; ++p) map.template tile<M, 1>(x, row, p);
-}
-
-template <class Map, int M = MAX_ROWS>
-void row_block_of(int64_t rows, const Map& map, const float* x, int64_t row, int64_t begin, int64_t end) {
-    if (rows == M)
-        row_block<Map, M>(map, x, row, begin, end);
-    else if constexpr (M > 1)
-        row_block_of<Map, M - 1>(rows, map, x, row, begin, end);
-}
-
-// x: [rows, K], contiguous. Threads share the panels; few rows take all panels in one pass, many rows pass panel by panel.
-template <class Map>
-void apply(const Map& map, const float* x, int64_t rows) {
-    const int64_t panels = (map.N + LANES - 1) / LANES;
-#pragma omp parallel
-    {
-        const int64_t threads = omp_get_num_threads(), me = omp_get_thread_num();
-        const int64_t begin = panels * me / threads, end = panels * (me + 1) / threads;
-        for (int64_t chunk = 0; chunk < rows; chunk += ROW_CHUNK) {
-            const int64_t left = std::min(rows - chunk, ROW_CHUNK);
-            const int64_t blocks = (left + MAX_ROWS - 1) / MAX_ROWS;
-            if (blocks == 1) {
-                row_block_of(left, map, x + chunk * map.K, chunk, begin, end);
-                continue;
-            }
-            // A group that every block height can cut into full register tiles.
-            const int64_t low = panels_for(left / blocks), high = panels_for((left + blocks - 1) / blocks);
-            const int64_t group = low == high ? std::max<int64_t>(1, low / Map::streams) : 12;
-            for (int64_t p = begin; p < end; p += group)
-                for (int64_t b = 0; b < blocks; ++b) {
-                    const int64_t from = left * b / blocks, to = left * (b + 1) / blocks;
-                    row_block_of(to - from, map, x + (chunk + from) * map.K, chunk + from, p, std::min(p + group, end));
-                }
+// Pairs of panels [begin, end) for a block of rows whose height is known only now.
+template <class W, class Map, int M = MAX_ROWS>
+void block_rows(int64_t height, const Map& map, const float* x, int64_t row, int64_t begin, int64_t end) {
+    if (height == M) {
+        constexpr int Q = pairs_for(M);
+        const int64_t whole = std::min(end, map.panels() / 2);
+        int64_t q = begin;
+        for (; q + Q <= whole; q += Q) {
+            vf acc[M][2 * Q];
+            multiply<W, M, Q>(x, map.K, map.w, q, acc);
+            map.template write<M, 2 * Q>(row, 2 * q, acc);
         }
+        for (; q < whole; ++q) {
+            vf acc[M][2];
+            multiply<W, M, 1>(x, map.K, map.w, q, acc);
+            map.template write<M, 2>(row, 2 * q, acc);
+        }
+        if (q < end) {
+            vf acc[M][1];
+            multiply_one<W, M>(x, map.K, map.w, 2 * q, acc);
+            map.template write<M, 1>(row, 2 * q, acc);
+        }
+    } else if constexpr (M > 1) {
+        block_rows<W, Map, M - 1>(height, map, x, row, begin, end);
     }
 }
 
-// Root-mean-square norm of each row, into the calling thread's scratch.
-const float* normed(const float* x, const float* gamma, float eps, int64_t rows, int64_t K) {
-    static thread_local std::vector<float> scratch;
-    if (static_cast<int64_t>(scratch.size()) < rows * K) scratch.resize(rows * K);
-    float* const out = scratch.data();
-#pragma omp parallel for if (rows > 16)
-    for (int64_t r = 0; r < rows; ++r) {
-        const float* in = x + r * K;
-        float* to = out + r * K;
-        vf squares = vf{};
-        for (int64_t k = 0; k < K; k += LANES) {
-            const vf v = get(in + k, K - k);
-            squares += v * v;
-        }
-        const float scale = 1.f / std::sqrt(hsum(squares) / static_cast<float>(K) + eps);
-        for (int64_t k = 0; k < K; k += LANES) put(to + k, get(in + k, K - k) * scale * get(gamma + k, K - k), K - k);
-    }
-    return out;
+template <class W, class Map>
+void apply(const Map& map, const Blocks& x) {
+    const int64_t pairs = (map.panels() + 1) / 2, chunks = (x.count + CHUNK - 1) / CHUNK;
+    // Whole tiles, about ITEMS pieces. With many blocks a few panels stay in the near caches while the blocks pass.
+    const int64_t tile = pairs_for(static_cast<int>(std::min<int64_t>(x.first(1), MAX_ROWS)));
+    const int64_t most = x.count > 1 ? 8 : pairs;
+    const int64_t grain = std::clamp<int64_t>(pairs / ITEMS / tile * tile, tile, most), grains = (pairs + grain - 1) / grain;
+    parallel_for(chunks * grains, [&](int64_t item) {
+        const int64_t from = item % grains * grain, to = std::min(pairs, from + grain);
+        const int64_t last = std::min(x.count, (item / grains + 1) * CHUNK);
+        for (int64_t b = item / grains * CHUNK; b < last; ++b)
+            block_rows<W>(x.first(b + 1) - x.first(b), map, x.at(b), x.first(b), from, to);
+    });
 }
 
 // (x [R, K], gamma [K], eps [1], weight, bias [N], count [1]) -> y [R, N]
 template <class W>
 int norm_linear(void** params, int64_t** shapes) {
     const int64_t K = shapes[0][1], N = shapes[4][0], rows = *static_cast<int32_t*>(params[5]);
-    const float* x = normed(static_cast<float*>(params[0]), static_cast<float*>(params[1]), *static_cast<float*>(params[2]), rows, K);
-    apply(Plain<W>{static_cast<typename W::T*>(params[3]), static_cast<float*>(params[4]), nullptr, static_cast<float*>(params[6]), N, K}, x, rows);
+    const Blocks x(rows, K);
+    x.fill(static_cast<float*>(params[0]), static_cast<float*>(params[1]), *static_cast<float*>(params[2]));
+    apply<W>(Plain<W>{static_cast<typename W::T*>(params[3]), static_cast<float*>(params[4]), nullptr, static_cast<float*>(params[6]), N, K},
+          x);
     return 0;
 }
 
-// (x [R, K], gamma [K], eps [1], gate, gate_bias [N], up, up_bias [N], count [1]) -> y [R, N]
+// (x [R, K], gamma [K], eps [1], gate_up, gate_bias [N], up_bias [N], count [1]) -> y [R, N]
 template <class W>
 int norm_gated(void** params, int64_t** shapes) {
-    using T = typename W::T;
-    const int64_t K = shapes[0][1], N = shapes[4][0], rows = *static_cast<int32_t*>(params[7]);
-    const float* x = normed(static_cast<float*>(params[0]), static_cast<float*>(params[1]), *static_cast<float*>(params[2]), rows, K);
-    apply(Gated<W>{static_cast<T*>(params[3]), static_cast<T*>(params[5]), static_cast<float*>(params[4]), static_cast<float*>(params[6]),
-                   static_cast<float*>(params[8]), N, K},
-          x, rows);
+    const int64_t K = shapes[0][1], N = shapes[4][0], rows = *static_cast<int32_t*>(params[6]);
+    const Blocks x(rows, K);
+    x.fill(static_cast<float*>(params[0]), static_cast<float*>(params[1]), *static_cast<float*>(params[2]));
+    apply<W>(Gated<W>{static_cast<typename W::T*>(params[3]), static_cast<float*>(params[4]), static_cast<float*>(params[5]),
+                      static_cast<float*>(params[7]), N, K},
+             x);
     return 0;
 }
 
@@ -208,9 +262,11 @@ int norm_gated(void** params, int64_t** shapes) {
 template <class W>
 int linear_add(void** params, int64_t** shapes) {
     const int64_t K = shapes[0][1], N = shapes[1][1], rows = *static_cast<int32_t*>(params[4]);
-    apply(Plain<W>{static_cast<typename W::T*>(params[2]), static_cast<float*>(params[3]), static_cast<float*>(params[1]),
+    const Blocks x(rows, K);
+    x.fill(static_cast<float*>(params[0]), nullptr, 0.f);
+    apply<W>(Plain<W>{static_cast<typename W::T*>(params[2]), static_cast<float*>(params[3]), static_cast<float*>(params[1]),
                    static_cast<float*>(params[5]), N, K},
-          static_cast<float*>(params[0]), rows);
+          x);
     return 0;
 }
 
@@ -221,16 +277,8 @@ int embedding(void** params, int64_t** shapes) {
     const auto* w = static_cast<typename W::T*>(params[1]);
     for (int64_t r = 0; r < rows; ++r) {
         const int64_t id = static_cast<int32_t*>(params[0])[r];
-        const auto* column = w + (id / LANES) * K * LANES + id % LANES;
         float* to = static_cast<float*>(params[3]) + r * K;
-        for (int64_t k = 0; k < K; ++k) {
-            if constexpr (std::is_same_v<W, BF16>) {
-                const uint32_t bits = static_cast<uint32_t>(column[k * LANES]) << 16;
-                std::memcpy(to + k, &bits, 4);
-            } else {
-                to[k] = static_cast<float>(column[k * LANES]);
-            }
-        }
+        for (int64_t k = 0; k < K; ++k) to[k] = W::element(w, id, k, K);
     }
     return 0;
 }

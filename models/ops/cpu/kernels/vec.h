@@ -11,10 +11,11 @@ typedef float vf __attribute__((vector_size(64)));
 typedef float vfu __attribute__((vector_size(64), aligned(4)));
 typedef int32_t vi __attribute__((vector_size(64)));
 typedef uint32_t vu __attribute__((vector_size(64)));
+typedef uint32_t vuu __attribute__((vector_size(64), aligned(4)));
 typedef uint16_t vh __attribute__((vector_size(32)));
 typedef uint16_t vhu __attribute__((vector_size(32), aligned(2)));
 
-static inline vf splat(float x) { return vf{} + x; }
+static inline vf splat(float x) { return vf{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 static inline vf load(const float* p) { return *reinterpret_cast<const vfu*>(p); }
 static inline void store(float* p, vf x) { *reinterpret_cast<vfu*>(p) = x; }
 static inline vf blend(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
