@@ -7,12 +7,10 @@ from collections import Counter
 from typing import Any
 
 from ms_spec.config import EngineConfig
-from ms_spec.limits import limits_for
+from ms_spec.limits import CACHE_ITEM_BYTES, device_of, model_limits
 from ms_spec.models.loading import load
 
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
-KV_WIDTH = {"cpu": 4, "ascend": 2}
-"""Bytes of one number in the KV cache: float32 on CPU, the model's 16 bit type on Ascend."""
 
 
 def describe(model: str) -> dict[str, Any]:
@@ -30,8 +28,9 @@ def describe(model: str) -> dict[str, Any]:
     matrices = sum(math.prod(shape) for shape in shapes.values() if len(shape) > 1)
     parameters = sum(stored.values())
     kv_numbers = 2 * config.num_layers * config.num_kv_heads * config.head_dim
-    engine = EngineConfig.parse(source.name)
-    defaults = limits_for(engine, config.max_position_embeddings, kv_numbers * KV_WIDTH["cpu"])
+    engine = EngineConfig.parse(model)
+    defaults = model_limits(engine, config)
+    cache_tokens = defaults.num_blocks * defaults.block_size
     return {
         "model": source.name,
         "path": str(source.path),
@@ -50,12 +49,12 @@ def describe(model: str) -> dict[str, Any]:
         "rope": config.rope.kind,
         "tied_embeddings": config.tie_word_embeddings,
         "weight_bytes": matrices * WIDTH[config.dtype] + (parameters - matrices) * WIDTH["float32"],
-        "kv_cache_bytes_per_token": {device: kv_numbers * width for device, width in KV_WIDTH.items()},
+        "kv_cache_bytes_per_token": {device: kv_numbers * width for device, width in CACHE_ITEM_BYTES.items()},
         "defaults": {
             "max_num_seqs": defaults.max_num_seqs,
             "max_model_len": defaults.max_model_len,
             "block_size": defaults.block_size,
-            "kv_cache_bytes": defaults.num_blocks * defaults.block_size * kv_numbers * KV_WIDTH["cpu"],
+            "kv_cache_bytes": cache_tokens * kv_numbers * CACHE_ITEM_BYTES[device_of(engine)],
         },
     }
 
