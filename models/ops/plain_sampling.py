@@ -62,10 +62,12 @@ class Probs(nn.Cell):
 
         finite = logits < _INF  # false for NaN as well
         x = ops.select(finite, logits, ops.full_like(logits, -_INF))
-        forbidden = ops.gather(banned, rows[2], 0)
         early = (rows[1] + 1 < ops.gather(banned_until, rows[2], 0)).reshape(-1, 1)
-        for i in range(banned.shape[1]):
-            x = x.masked_fill(ops.logical_and(early, ids == forbidden[:, i : i + 1]), -_INF)
+        forbidden = ops.gather(banned, rows[2], 0)
+        forbidden = ops.select(ops.logical_and(early, forbidden >= 0), forbidden, ops.full_like(forbidden, vocab))
+        spare = ops.zeros((x.shape[0], vocab + 1), ms.float32)  # the last column takes what is not banned
+        spare = ops.tensor_scatter_elements(spare, forbidden, ops.ones_like(forbidden).astype(ms.float32), 1)
+        x = x.masked_fill(spare[:, :vocab] > 0, -_INF)
         top = ops.amax(x, 1, keepdims=True)
         valid = ops.logical_and(ops.logical_and(finite.all(1, True), top > -_INF), _live(rows).reshape(-1, 1))
         best = ops.argmax(x, 1).astype(ms.int32).reshape(-1, 1)
