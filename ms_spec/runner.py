@@ -16,7 +16,7 @@ from ms_spec.models.loading import Loaded
 from ms_spec.models.ops import select
 from ms_spec.models.ops.interface import Backend
 from ms_spec.models.weights import load_weights
-from ms_spec.proposers.registry import make_proposer
+from ms_spec.proposers.registry import build_proposer
 from ms_spec.randomness import matched_uniforms, step_uniforms
 from ms_spec.step import DecodeStep, PrefillStep, new_history
 from ms_spec.verify.buckets import Buckets
@@ -221,7 +221,7 @@ def build_runner(config: EngineConfig, loaded: Loaded) -> ModelRunner:
         max_len=limits.max_model_len,
         max_num_seqs=limits.max_num_seqs,
         num_drafts=num_drafts,
-        make_proposer=(lambda: make_proposer(speculation, backend)) if speculation else None,
+        make_proposer=(lambda: build_proposer(speculation, backend)) if speculation else None,
         rule_options={
             "method": "block" if config.block_verify else method or "standard",
             "entropy": sampler.enable_entropy_verify,

@@ -222,6 +222,7 @@ void block_rows(int64_t height, const Map& map, const float* x, int64_t row, int
 
 template <class W, class Map>
 void apply(const Map& map, const Blocks& x) {
+    if (x.rows == 0) return;
     const int64_t pairs = (map.panels() + 1) / 2, chunks = (x.count + CHUNK - 1) / CHUNK;
     // Whole tiles, about ITEMS pieces. With many blocks a few panels stay in the near caches while the blocks pass.
     const int64_t tile = pairs_for(static_cast<int>(std::min<int64_t>(x.first(1), MAX_ROWS)));
