@@ -1,0 +1,86 @@
+"""Writes every graph that an engine would compile for Ascend as MindIR. Needs no NPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+
+from ms_spec.models.config import ModelConfig
+from ms_spec.models.decoder import Decoder
+from ms_spec.models.ops.ascend import AscendOps
+from ms_spec.models.ops.interface import Backend
+from ms_spec.models.ops.limits import check_ascend, storage_dtype
+from ms_spec.runner import ModelRunner
+from ms_spec.verify.buckets import Buckets
+
+
+def export_graphs(
+    config: ModelConfig,
+    folder: str | Path,
+    *,
+    num_drafts: int,
+    max_num_seqs: int = 8,
+    buckets: Buckets | None = None,
+    chunks: Sequence[int] = (64, 512),
+    max_len: int = 2048,
+    block_size: int = 128,
+    dtype: str | None = None,
+    make_proposer: Callable[[Backend], Any] | None = None,
+    rule_options: dict[str, Any] | None = None,
+) -> dict[tuple[str, int, int], Path]:
+    """Exports the decode and prefill graphs of a model. The weights are zeros: the graphs are what is wanted.
+
+    Args:
+        config: the model's shape.
+        folder: where ``decode_<n>x<w>.mindir`` and ``prefill_<n>x<w>.mindir`` go; made if it is not there.
+        num_drafts: K; 0 without speculation.
+        max_num_seqs: most requests in a step.
+        buckets: of the decode graphs. Those that an engine would use for drafts of any length if None.
+        chunks: the prefill buckets.
+        max_len, block_size: of the paged cache.
+        dtype: of weights, cache and activations; the model's own if None.
+        make_proposer: makes the proposer of one graph from the operations; None: nothing is drafted in the graph.
+        rule_options: as :func:`ms_spec.verify.rules.make_rule` takes them.
+
+    Returns:
+        The file of each graph (kind, n, w).
+
+    Raises:
+        ValueError: the Ascend operators cannot run such a model.
+    """
+    dtype, _ = storage_dtype(dtype or config.dtype)
+    check_ascend(config.head_dim, block_size, dtype, num_drafts + 1, config.num_heads, config.num_kv_heads)
+    backend = AscendOps(dtype)
+    buckets = buckets or Buckets.for_device("ascend", max_num_seqs, num_drafts, variable_width=True)
+    num_blocks = max_num_seqs * -(-max_len // block_size) + 1
+    runner = ModelRunner(
+        Decoder(config, backend, num_blocks, block_size, max_len, dtype),
+        backend,
+        buckets,
+        chunks,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_len=max_len,
+        max_num_seqs=max_num_seqs,
+        num_drafts=num_drafts,
+        make_proposer=None if make_proposer is None else lambda: make_proposer(backend),
+        rule_options=rule_options or {},
+    )
+    return export_runner(runner, folder)
+
+
+def export_runner(runner: ModelRunner, folder: str | Path) -> dict[tuple[str, int, int], Path]:
+    """Exports every graph of ``runner.plan()`` and returns their files."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {}
+    for bucket in runner.plan():
+        kind, n, w = bucket
+        step, inputs = runner.graph(bucket)
+        path = folder / f"{kind}_{n}x{w}.mindir"
+        ms.export(step, *inputs, file_name=str(path.with_suffix("")), file_format="MINDIR")
+        files[bucket] = path
+    return files

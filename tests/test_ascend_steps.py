@@ -1,0 +1,121 @@
+"""Whole steps, driven by the runner on emulated Ascend operators: forward pass, verification, commitment, drafts."""
+
+from __future__ import annotations
+
+import ascend_emulator as emulator
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor
+from numpy_decoder import RandomCheckpoint, config, oracle
+
+from ms_spec.models.decoder import Decoder
+from ms_spec.models.ops.ascend import AscendOps
+from ms_spec.models.weights import load_weights
+from ms_spec.proposers.ngram import NgramProposer
+from ms_spec.runner import ModelRunner
+from ms_spec.verify.buckets import Buckets
+from ms_spec.work import Work
+
+BLOCK, MAX_LEN, NUM_BLOCKS, K, NEW = 16, 96, 16, 4, 10
+TABLES = {1: [5, 1, 7], 2: [2, 3, 6], 3: [4, 9, 8]}
+
+
+@pytest.fixture(autouse=True)
+def eager():
+    before = ms.get_context("mode")
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    yield
+    ms.set_context(mode=before)
+
+
+@pytest.fixture
+def model():
+    backend = AscendOps("float16", emulator)
+    target = Decoder(config("qwen3"), backend, NUM_BLOCKS, BLOCK, MAX_LEN, "float16")
+    checkpoint = RandomCheckpoint("qwen3", target.weights())
+    load_weights(target.weights(), checkpoint, cache_key=None)
+    for layer in target.layers:  # what earlier requests left behind
+        for cache in (layer.attention.k_cache, layer.attention.v_cache):
+            cache.set_data(Tensor(np.full(cache.shape, 2.0, np.float16)))
+    runner = ModelRunner(
+        target,
+        backend,
+        Buckets((1, 4), (1, K + 1)),
+        (16, 32),
+        num_blocks=NUM_BLOCKS,
+        block_size=BLOCK,
+        max_len=MAX_LEN,
+        max_num_seqs=4,
+        num_drafts=K,
+        make_proposer=lambda: NgramProposer(backend, 2, 4, K),
+        rule_options={},
+    )
+    return runner, {name: value.astype(np.float64) for name, value in checkpoint.tensors.items()}
+
+
+def greedy(weights, prompt, new):
+    text = list(prompt)
+    for _ in range(new):
+        text.append(int(np.argmax(oracle("qwen3", weights, text)[0][-1])))
+    return text[len(prompt) :]
+
+
+def assert_best(weights, prompt, output):
+    """Each token has the highest logit after what precedes it, up to half precision."""
+    text = [*prompt, *output]
+    logits = oracle("qwen3", weights, text)[0]
+    for i in range(len(prompt), len(text)):
+        assert logits[i - 1, text[i]] >= logits[i - 1].max() - 0.06, f"token {i}"
+
+
+def test_speculative_steps_emit_the_best_tokens(model):
+    runner, weights = model
+    rng = np.random.default_rng(5)
+    prompts = {slot: rng.integers(1, 97, size).tolist() for slot, size in ((1, 38), (2, 20), (3, 5))}
+    known = {slot: greedy(weights, prompt, NEW) for slot, prompt in prompts.items()}
+    outputs: dict[int, list[int]] = {}
+    for slot, prompt in prompts.items():
+        for first in range(0, len(prompt), 32):
+            chunk = prompt[first : first + 32]
+            work = Work(slot, chunk, first, TABLES[slot], draft_limit=K)
+            result = runner.prefill(work, first + 32 >= len(prompt))
+        outputs[slot] = result.tokens
+        assert len(result.tokens) == 1
+
+    accepted = 0
+    for step in range(NEW):
+        works = []
+        for slot, prompt in prompts.items():
+            done = len(outputs[slot])
+            if done >= NEW:
+                continue
+            drafts = known[slot][done : done + (slot + step) % (K + 1)]  # of every length, none included
+            if len(drafts) > 2:
+                drafts[2] = (drafts[2] + 1) % 97  # wrong: only two may pass
+            works.append(Work(slot, [outputs[slot][-1], *drafts], len(prompt) + done - 1, TABLES[slot], draft_limit=K))
+        if not works:
+            break
+        for work, result in zip(works, runner.decode(works)):
+            assert len(result.tokens) == result.num_accepted + 1
+            assert result.num_accepted <= len(work.tokens) - 1
+            accepted += result.num_accepted
+            outputs[work.slot] += result.tokens
+    assert accepted >= 6
+    for slot, prompt in prompts.items():
+        assert len(outputs[slot]) >= NEW
+        assert_best(weights, prompt, outputs[slot])
+
+
+def test_drafts_are_looked_up_in_the_committed_text(model):
+    runner, weights = model
+    prompt = [5, 6, 7, 8, 9, 5, 6, 7]
+    for repeat in range(2):  # the second run finds the state that the first left
+        result = runner.prefill(Work(1, prompt, 0, TABLES[1], draft_limit=K), True)
+        text = [*prompt, *result.tokens]
+        want = next(
+            (text[i + n : i + n + K] for n in (4, 3, 2) for i in range(len(text) - n) if text[i : i + n] == text[-n:]),
+            [],
+        )
+        assert result.drafts == want, repeat
+    assert_best(weights, prompt, result.tokens)
