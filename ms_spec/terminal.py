@@ -37,7 +37,7 @@ def result_stream() -> Iterator[TextIO]:
     """A stream for results only: whatever else in this process writes to stdout (native code too) goes to stderr."""
     standard: Any = sys.stdout
     try:
-        own = standard is sys.__stdout__ and standard.fileno() == 1
+        own = bool(standard == sys.__stdout__) and standard.fileno() == 1
     except (OSError, ValueError, AttributeError):
         own = False
     if not own:
