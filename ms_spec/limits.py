@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ms_spec.config import EngineConfig
 from ms_spec.errors import ConfigError
+from ms_spec.models.ops.limits import check_ascend, storage_dtype
 
 if TYPE_CHECKING:
     from ms_spec.models.config import ModelConfig
@@ -103,4 +104,14 @@ def model_limits(config: EngineConfig, model: ModelConfig) -> Limits:
     """``limits_for`` of a model without a draft network. Raises ConfigError."""
     device = device_of(config)
     per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * CACHE_ITEM_BYTES[device]
-    return limits_for(config, model.max_position_embeddings, per_token, device)
+    limits = limits_for(config, model.max_position_embeddings, per_token, device)
+    if device == "ascend":
+        dtype, _ = storage_dtype(
+            model.dtype if config.dtype == "auto" else {"half": "float16"}.get(config.dtype, config.dtype)
+        )
+        width = limits.num_speculative_tokens + 1
+        try:
+            check_ascend(model.head_dim, limits.block_size, dtype, width, model.num_heads, model.num_kv_heads)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+    return limits

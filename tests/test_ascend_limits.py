@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from ms_spec.config import EngineConfig
+from ms_spec.limits import model_limits
+from ms_spec.models.config import ModelConfig, RopeConfig
 from ms_spec.models.ops.limits import check_ascend, storage_dtype
 
 GOOD = {"head_dim": 64, "block_size": 128, "dtype": "bfloat16", "width": 5, "num_heads": 16, "num_kv_heads": 4}
@@ -74,3 +77,33 @@ def test_float32_becomes_bfloat16_and_says_so():
 def test_limits_need_no_mindspore():
     code = "import sys, ms_spec.models.ops.limits; sys.exit('mindspore' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def model(head_dim: int) -> ModelConfig:
+    return ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=100,
+        hidden_size=64,
+        intermediate_size=64,
+        num_layers=1,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=head_dim,
+        rms_norm_eps=1e-6,
+        rope=RopeConfig(),
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        tie_word_embeddings=True,
+        max_position_embeddings=256,
+        dtype="float32",
+    )
+
+
+def test_an_engine_for_ascend_checks_them_before_it_loads_anything():
+    config = EngineConfig(model="m", device="ascend")
+    assert model_limits(config, model(64)).block_size == 128
+    with pytest.raises(ValueError, match="head_dim=40"):
+        model_limits(config, model(40))
+    assert model_limits(EngineConfig(model="m", device="cpu"), model(40)).block_size == 16
