@@ -102,7 +102,6 @@ def check(b, out, rule, dense, theta=None):
 
 CASES = [
     ("match", {}, False, None),
-    ("match", {"method": "block"}, False, None),
     ("standard", {"dense": True}, True, None),
     ("block", {"method": "block", "dense": True}, True, None),
     ("standard", {"entropy": True, "posterior_alpha": 0.3, "posterior_threshold": 0.6}, False, (0.3, 0.6)),
@@ -260,6 +259,10 @@ def test_rates():
             conditional_rates(bad, 2)
     with pytest.raises(ValueError, match="synthetic_acceptance_length"):
         rates_for_length(0.5, 2)
+
+
+def test_one_hot_drafts_are_matched_under_block_as_well():
+    assert type(make_rule(plain_sampling, 2, method="block")) is type(make_rule(plain_sampling, 2))
 
 
 def test_contradictory_settings_are_refused():
