@@ -21,9 +21,9 @@ def config(family: str) -> ModelConfig:
         head_dim=32,
         rms_norm_eps=1e-5,
         rope=RopeConfig(theta=THETA),
-        qkv_bias=family == "qwen2",
-        output_bias=False,
-        mlp_bias=False,
+        qkv_bias=family != "qwen3",
+        output_bias=family == "llama",
+        mlp_bias=family == "llama",
         qk_norm=family == "qwen3",
         tie_word_embeddings=family != "llama",
         max_position_embeddings=96,
@@ -32,22 +32,23 @@ def config(family: str) -> ModelConfig:
 
 
 class RandomCheckpoint:
-    """A checkpoint of random float16 tensors, made as they are asked for."""
+    """A checkpoint of random float16 tensors, for whatever the specs ask for."""
 
     def __init__(self, family: str, specs: list):
         rng, c = np.random.default_rng(7), config(family)
         self.tensors = {}
         heights = {"q_proj": c.num_heads * c.head_dim, "k_proj": c.num_kv_heads * c.head_dim}
         heights["v_proj"] = heights["k_proj"]
+        biased = {"q_proj": c.qkv_bias, "k_proj": c.qkv_bias, "v_proj": c.qkv_bias, "o_proj": c.output_bias}
+        biased.update(gate_proj=c.mlp_bias, up_proj=c.mlp_bias, down_proj=c.mlp_bias)
         for spec in specs:
             for name in spec.sources:
-                if spec.optional and not (c.qkv_bias and name.split(".")[-2] in heights):
+                part, bias = name.split(".")[-2], name.endswith(".bias")
+                if bias and not biased.get(part):
                     continue
-                rows = (
-                    spec.shape[0] if len(spec.sources) == 1 else heights.get(name.split(".")[-2], c.intermediate_size)
-                )
+                rows = heights.get(part, c.intermediate_size) if len(spec.sources) > 1 else spec.shape[0]
                 value = rng.normal(size=(rows, *spec.shape[1:])) * (0.15 if len(spec.shape) == 2 else 0.3)
-                if len(spec.shape) == 1 and not spec.optional:
+                if len(spec.shape) == 1 and not bias:
                     value += 1
                 self.tensors[name] = value.astype(np.float16).astype(np.float32)
 

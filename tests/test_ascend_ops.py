@@ -155,7 +155,7 @@ def test_bounds_do_not_matter_beyond_the_position():
 def test_float32_is_stored_as_bfloat16_and_said(caplog):
     ops = AscendOps(None, emulator)
     assert ops.Embedding(16, 16, "float32").weight.dtype == ms.bfloat16
-    assert ops.LinearAdd(16, 16, "bfloat16").linear.bias.dtype == ms.bfloat16
+    assert ops.LinearAdd(16, 16, "bfloat16", bias=True).linear.weight.dtype == ms.bfloat16
     assert [r.getMessage() for r in caplog.records] == [storage_dtype("float32")[1]]
 
 
