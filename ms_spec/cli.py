@@ -12,6 +12,7 @@ import typer
 
 from ms_spec import __version__
 from ms_spec.errors import ConfigError, EngineError, unknown_name
+from ms_spec.interrupt import interruptible
 from ms_spec.job import DEFAULT_MODEL, DEFAULT_SAMPLING, Job, Printer, execute, one_line
 from ms_spec.prompts import Prompt, read_prompts, read_stdin_prompt
 from ms_spec.terminal import JsonPrinter, TextPrinter, note, result_stream
@@ -187,7 +188,7 @@ def _execute(job: Job, out: TextIO, as_json: bool, show_drafts: bool) -> int:
         single = len(job.prompts) == 1 and {**job.sampling, **job.prompts[0].sampling}.get("n", 1) == 1
         printer = TextPrinter(out, len(job.prompts), single, show_drafts)
     try:
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stderr), interruptible():
             return execute(job, printer)
     except BrokenPipeError:
         raise ClosedPipe from None
@@ -303,4 +304,8 @@ def run_app(arguments: Optional[list[str]] = None) -> int:
 
 def main() -> None:
     """The entry point of ``ms-spec``."""
-    sys.exit(run_app())
+    code = run_app()
+    if code == EXIT_INTERRUPT:  # a graph may still be running, and nobody waits for it
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -313,3 +313,28 @@ def test_the_module_runs_and_refuses_fast() -> None:
     assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("ms-spec: error: top_p = 2.0")
     imported = {line.rsplit("|", 1)[-1].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
     assert not imported & {"mindspore", "mindformers", "transformers", "torch", "numpy"}
+
+
+INTERRUPTED = """
+import ctypes, os, signal, threading, time
+from fake_llm import FakeLLM
+from ms_spec import cli, job
+
+class Slow(FakeLLM):
+    def stream(self, *arguments):
+        ctypes.CDLL(None).signal(signal.SIGINT, 0)  # as native code does: Python's handler is gone
+        for step in super().stream(*arguments):
+            yield step
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            threading.Event().wait(20)
+
+job.make_llm = lambda arguments: Slow(**arguments)
+cli.main()
+"""
+
+
+def test_ctrl_c_gets_through_to_native_code() -> None:
+    command = [sys.executable, "-c", INTERRUPTED, "generate", "--prompt", "a"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=TESTS, check=False, timeout=15)
+    assert (done.returncode, done.stdout) == (130, "He\n")
+    assert "interrupted" in done.stderr and "Traceback" not in done.stderr
