@@ -18,11 +18,11 @@ class DecoderLayer(nn.Cell):
         super().__init__()
         c, inner = config, geometry.num_heads * geometry.head_dim
         qkv = inner + 2 * geometry.num_kv_heads * geometry.head_dim
-        self.qkv = backend.NormLinear(qkv, c.hidden_size, c.rms_norm_eps, dtype)
+        self.qkv = backend.NormLinear(qkv, c.hidden_size, c.rms_norm_eps, dtype, c.qkv_bias)
         self.attention = backend.Attention(geometry, cos, sin)
-        self.output = backend.LinearAdd(c.hidden_size, inner, dtype)
-        self.gated = backend.NormGatedLinear(c.intermediate_size, c.hidden_size, c.rms_norm_eps, dtype)
-        self.down = backend.LinearAdd(c.hidden_size, c.intermediate_size, dtype)
+        self.output = backend.LinearAdd(c.hidden_size, inner, dtype, c.output_bias)
+        self.gated = backend.NormGatedLinear(c.intermediate_size, c.hidden_size, c.rms_norm_eps, dtype, c.mlp_bias)
+        self.down = backend.LinearAdd(c.hidden_size, c.intermediate_size, dtype, c.mlp_bias)
 
     def weights(self, at: str) -> list[WeightSpec]:
         """Where the layer's weights stand in a Hugging Face checkpoint; ``at`` is the layer's prefix."""
@@ -73,7 +73,7 @@ class Decoder(nn.Cell):
             [DecoderLayer(config, backend, geometry, self.cos, self.sin, dtype) for _ in range(config.num_layers)]
         )
         tied = self.embedding if config.tie_word_embeddings else None
-        self.head = backend.NormLinear(config.vocab_size, config.hidden_size, config.rms_norm_eps, dtype, tied)
+        self.head = backend.NormLinear(config.vocab_size, config.hidden_size, config.rms_norm_eps, dtype, tied=tied)
 
     def weights(self) -> list[WeightSpec]:
         """Every parameter's place in a Hugging Face checkpoint."""

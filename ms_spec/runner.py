@@ -103,13 +103,17 @@ class ModelRunner:
         self._host_bounds = backend.host_bounds
         self._table_width = -(-max_len // block_size)
         history = new_history(max_num_seqs, max_len)
-        self._decode: dict[int, DecodeStep] = {}
-        for width in buckets.widths:
-            rule = make_rule(backend, width, **rule_options)
-            self._decode[width] = DecodeStep(target, backend, rule, history, make_proposer and make_proposer())
+        self._steps: dict[tuple[str, int, int], DecodeStep | PrefillStep] = {}
+        for bucket in self.plan():
+            kind, _, w = bucket
+            rule = make_rule(backend, w if kind == "decode" else 1, **rule_options)
+            step = (DecodeStep if kind == "decode" else PrefillStep)(
+                target, backend, rule, history, make_proposer() if make_proposer else None
+            )
+            # MindSpore's phase for inference: from the second call on, no checks of the arguments. So a Cell a bucket.
+            step.phase = "increment"
+            self._steps[bucket] = step
             self._matched = rule.matched
-        rule = make_rule(backend, 1, **rule_options)
-        self._prefill = PrefillStep(target, backend, rule, history, make_proposer and make_proposer())
         self._inputs: dict[tuple[str, int, int], _Inputs] = {}
 
     def plan(self) -> list[tuple[str, int, int]]:
@@ -121,8 +125,7 @@ class ModelRunner:
         """The step that runs a bucket of :meth:`plan`, and inputs of padding for it. Compiles nothing."""
         kind, n, w = bucket
         drawn = w if kind == "decode" else 1
-        step = self._prefill if kind == "prefill" else self._decode[w]
-        return step, _Inputs.of(n, w, self._table_width, drawn, self._host_bounds).tensors
+        return self._steps[bucket], _Inputs.of(n, w, self._table_width, drawn, self._host_bounds).tensors
 
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Compiles every graph by running it on padding alone."""
@@ -162,7 +165,7 @@ class ModelRunner:
             inputs.slot[len(works) :] = 0
             inputs.tokens[len(works) :] = -1
             inputs.limit[len(works) :] = 0
-        step = self._prefill if kind == "prefill" else self._decode[w]
+        step = self._steps[bucket]
         # A tensor that a device has seen may stay there as it was; only memory shared with the graph can be reused.
         tensors = inputs.copies() if self._host_bounds else inputs.tensors
         return step(*tensors).asnumpy().tolist()

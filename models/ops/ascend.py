@@ -87,21 +87,22 @@ class Rows(nn.Cell):
 class Linear(nn.Cell):
     """x [R, K] -> x W^T + b [R, N], W held as [N, K]."""
 
-    def __init__(self, out: int, inner: int, dtype: str, weight: Any = None):
+    def __init__(self, out: int, inner: int, dtype: str, bias: bool, weight: Any = None):
         super().__init__()
         self.shape, self.dtype = (out, inner), dtype
         self.weight = _parameter("weight", (out, inner), dtype) if weight is None else weight
-        self.bias = _parameter("bias", (out,), dtype)
+        self.bias = _parameter("bias", (out,), dtype) if bias else None
         self.matmul = ops.MatMul(transpose_b=True)
 
     def weights(self, *sources: str) -> list[WeightSpec]:
-        return [
-            WeightSpec(self.weight, self.shape, "rows", self.dtype, tuple(f"{s}.weight" for s in sources)),
-            _vector(self.bias, self.shape[0], self.dtype, *(f"{s}.bias" for s in sources), optional=True),
-        ]
+        specs = [WeightSpec(self.weight, self.shape, "rows", self.dtype, tuple(f"{s}.weight" for s in sources))]
+        if self.bias is not None:
+            specs.append(_vector(self.bias, self.shape[0], self.dtype, *(f"{s}.bias" for s in sources)))
+        return specs
 
     def construct(self, x):
-        return self.matmul(x, self.weight) + self.bias
+        y = self.matmul(x, self.weight)
+        return y if self.bias is None else y + self.bias
 
 
 class Norm(nn.Cell):
@@ -139,10 +140,12 @@ class Embedding(nn.Cell):
 class NormLinear(nn.Cell):
     """RMS norm, then a linear map."""
 
-    def __init__(self, out: int, hidden: int, eps: float, dtype: str, kernels: Any, tied: Embedding | None = None):
+    def __init__(
+        self, out: int, hidden: int, eps: float, dtype: str, bias: bool, tied: Embedding | None, kernels: Any
+    ):
         super().__init__()
         self.norm = Norm(hidden, eps, dtype, kernels)
-        self.linear = Linear(out, hidden, dtype, None if tied is None else tied.weight)
+        self.linear = Linear(out, hidden, dtype, bias, None if tied is None else tied.weight)
         self.tied = tied is not None
 
     def weights(self, norm: str, *sources: str) -> list[WeightSpec]:
@@ -155,10 +158,10 @@ class NormLinear(nn.Cell):
 class NormGatedLinear(nn.Cell):
     """RMS norm, then silu(gate) * up; the weights of gate and up stand in one matrix."""
 
-    def __init__(self, out: int, hidden: int, eps: float, dtype: str, kernels: Any):
+    def __init__(self, out: int, hidden: int, eps: float, dtype: str, bias: bool, kernels: Any):
         super().__init__()
         self.norm = Norm(hidden, eps, dtype, kernels)
-        self.linear = Linear(2 * out, hidden, dtype)
+        self.linear = Linear(2 * out, hidden, dtype, bias)
         self.swiglu = kernels.Swiglu()
 
     def weights(self, norm: str, gate: str, up: str) -> list[WeightSpec]:
@@ -171,9 +174,9 @@ class NormGatedLinear(nn.Cell):
 class LinearAdd(nn.Cell):
     """A linear map added to the residual."""
 
-    def __init__(self, out: int, inner: int, dtype: str):
+    def __init__(self, out: int, inner: int, dtype: str, bias: bool):
         super().__init__()
-        self.linear = Linear(out, inner, dtype)
+        self.linear = Linear(out, inner, dtype, bias)
 
     def weights(self, *sources: str) -> list[WeightSpec]:
         return self.linear.weights(*sources)
@@ -317,14 +320,16 @@ class AscendOps:
     def Embedding(self, vocab: int, hidden: int, dtype: str) -> Embedding:
         return Embedding(vocab, hidden, self._stored(dtype))
 
-    def NormLinear(self, out: int, hidden: int, eps: float, dtype: str, tied: Any = None) -> NormLinear:
-        return NormLinear(out, hidden, eps, self._stored(dtype), self.kernels, tied)
+    def NormLinear(
+        self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False, tied: Any = None
+    ) -> NormLinear:
+        return NormLinear(out, hidden, eps, self._stored(dtype), bias, tied, self.kernels)
 
-    def NormGatedLinear(self, out: int, hidden: int, eps: float, dtype: str) -> NormGatedLinear:
-        return NormGatedLinear(out, hidden, eps, self._stored(dtype), self.kernels)
+    def NormGatedLinear(self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False) -> NormGatedLinear:
+        return NormGatedLinear(out, hidden, eps, self._stored(dtype), bias, self.kernels)
 
-    def LinearAdd(self, out: int, inner: int, dtype: str) -> LinearAdd:
-        return LinearAdd(out, inner, self._stored(dtype))
+    def LinearAdd(self, out: int, inner: int, dtype: str, bias: bool = False) -> LinearAdd:
+        return LinearAdd(out, inner, self._stored(dtype), bias)
 
     def Attention(self, geometry: Geometry, cos: Parameter, sin: Parameter) -> Attention:
         if not self.dtype:
@@ -357,6 +362,6 @@ def _parameter(name: str, shape: tuple[int, ...], dtype: str) -> Parameter:
     return Parameter(Tensor(np.zeros(shape, np.float32), getattr(ms, dtype)), name=name, requires_grad=False)
 
 
-def _vector(parameter: Parameter, size: int, dtype: str, *sources: str, optional: bool = False) -> WeightSpec:
+def _vector(parameter: Parameter, size: int, dtype: str, *sources: str) -> WeightSpec:
     """In the activations' dtype: RmsNorm wants x and gamma alike, and an Add of two dtypes is one kernel more."""
-    return WeightSpec(parameter, (size,), "vector", dtype, sources, optional)
+    return WeightSpec(parameter, (size,), "vector", dtype, sources)

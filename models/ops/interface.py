@@ -50,13 +50,13 @@ class Backend(Protocol):
     def Embedding(self, vocab: int, hidden: int, dtype: str) -> Any:
         """(rows) -> float [R, hidden]."""
 
-    def NormLinear(self, out: int, hidden: int, eps: float, dtype: str, tied: Any = None) -> Any:
+    def NormLinear(self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False, tied: Any = None) -> Any:
         """(x [R, hidden], rows) -> [R, out]: RMS norm, then a linear map. ``tied``: an Embedding to share weights with."""
 
-    def NormGatedLinear(self, out: int, hidden: int, eps: float, dtype: str) -> Any:
+    def NormGatedLinear(self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False) -> Any:
         """(x [R, hidden], rows) -> [R, out]: RMS norm, then silu(gate) * up."""
 
-    def LinearAdd(self, out: int, inner: int, dtype: str) -> Any:
+    def LinearAdd(self, out: int, inner: int, dtype: str, bias: bool = False) -> Any:
         """(x [R, inner], residual [R, out], rows) -> [R, out]: a linear map added to the residual."""
 
     def Attention(self, geometry: Geometry, cos: Any, sin: Any) -> Any:

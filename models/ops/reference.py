@@ -47,14 +47,26 @@ def _vector(name: str, size: int, fill: float = 0.0) -> Parameter:
     return Parameter(Tensor(np.full(size, fill, np.float32)), name=name, requires_grad=False)
 
 
-def _linear_specs(cell: nn.Cell, weight: Parameter, bias: Parameter, sources: tuple[str, ...]) -> list[WeightSpec]:
-    out, inner = cell.shape
-    return [
-        WeightSpec(
-            weight, (out, inner), "rows", "float32", tuple(f"{s}.weight" for s in sources), round_to=cell.dtype
-        ),
-        WeightSpec(bias, (out,), "vector", "float32", tuple(f"{s}.bias" for s in sources), optional=True),
-    ]
+class Linear(nn.Cell):
+    """x [R, K] -> x W^T (+ b) [R, N], 16 rows at a time."""
+
+    def __init__(self, out: int, inner: int, dtype: str, bias: bool, weight: Parameter | None = None) -> None:
+        super().__init__()
+        self.shape, self.dtype = (out, inner), dtype
+        self.weight = _matrix("weight", out, inner) if weight is None else weight
+        self.bias = _vector("bias", out) if bias else None
+
+    def weights(self, *sources: str) -> list[WeightSpec]:
+        names = tuple(f"{s}.weight" for s in sources)
+        specs = [WeightSpec(self.weight, self.shape, "rows", "float32", names, round_to=self.dtype)]
+        if self.bias is not None:
+            names = tuple(f"{s}.bias" for s in sources)
+            specs.append(WeightSpec(self.bias, self.shape[:1], "vector", "float32", names))
+        return specs
+
+    def construct(self, x: Tensor) -> Tensor:
+        y = _matmul(x, self.weight)
+        return y if self.bias is None else y + self.bias
 
 
 class Rows(nn.Cell):
@@ -113,59 +125,53 @@ class Embedding(nn.Cell):
 class NormLinear(nn.Cell):
     """RMS norm, then a linear map."""
 
-    def __init__(self, out: int, hidden: int, eps: float, dtype: str, tied: Embedding | None = None) -> None:
+    def __init__(
+        self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False, tied: Embedding | None = None
+    ) -> None:
         super().__init__()
-        self.shape, self.dtype, self.tied, self.eps = (out, hidden), dtype, tied is not None, eps
+        self.hidden, self.tied, self.eps = hidden, tied is not None, eps
         self.gamma = _vector("gamma", hidden, 1.0)
-        self.weight = _matrix("weight", out, hidden) if tied is None else tied.weight
-        self.bias = _vector("bias", out)
+        self.linear = Linear(out, hidden, dtype, bias, None if tied is None else tied.weight)
 
     def weights(self, norm: str, *sources: str) -> list[WeightSpec]:
-        gamma = WeightSpec(self.gamma, (self.shape[1],), "vector", "float32", (f"{norm}.weight",))
-        if self.tied:
-            return [gamma]
-        return [gamma, *_linear_specs(self, self.weight, self.bias, sources)]
+        gamma = WeightSpec(self.gamma, (self.hidden,), "vector", "float32", (f"{norm}.weight",))
+        return [gamma] if self.tied else [gamma, *self.linear.weights(*sources)]
 
     def construct(self, x: Tensor, rows: tuple) -> Tensor:
-        return _matmul(_rms_norm(x, self.gamma, self.eps), self.weight) + self.bias
+        return self.linear(_rms_norm(x, self.gamma, self.eps))
 
 
 class NormGatedLinear(nn.Cell):
     """RMS norm, then silu(gate) * up."""
 
-    def __init__(self, out: int, hidden: int, eps: float, dtype: str) -> None:
+    def __init__(self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False) -> None:
         super().__init__()
-        self.shape, self.dtype, self.eps = (out, hidden), dtype, eps
+        self.hidden, self.eps = hidden, eps
         self.gamma = _vector("gamma", hidden, 1.0)
-        self.gate, self.gate_bias = _matrix("gate", out, hidden), _vector("gate_bias", out)
-        self.up, self.up_bias = _matrix("up", out, hidden), _vector("up_bias", out)
+        self.gate, self.up = Linear(out, hidden, dtype, bias), Linear(out, hidden, dtype, bias)
 
     def weights(self, norm: str, gate: str, up: str) -> list[WeightSpec]:
-        return [
-            WeightSpec(self.gamma, (self.shape[1],), "vector", "float32", (f"{norm}.weight",)),
-            *_linear_specs(self, self.gate, self.gate_bias, (gate,)),
-            *_linear_specs(self, self.up, self.up_bias, (up,)),
-        ]
+        gamma = WeightSpec(self.gamma, (self.hidden,), "vector", "float32", (f"{norm}.weight",))
+        return [gamma, *self.gate.weights(gate), *self.up.weights(up)]
 
     def construct(self, x: Tensor, rows: tuple) -> Tensor:
         x = _rms_norm(x, self.gamma, self.eps)
-        gate = _matmul(x, self.gate) + self.gate_bias
-        return gate * ops.sigmoid(gate) * (_matmul(x, self.up) + self.up_bias)
+        gate = self.gate(x)
+        return gate * ops.sigmoid(gate) * self.up(x)
 
 
 class LinearAdd(nn.Cell):
     """A linear map added to the residual."""
 
-    def __init__(self, out: int, inner: int, dtype: str) -> None:
+    def __init__(self, out: int, inner: int, dtype: str, bias: bool = False) -> None:
         super().__init__()
-        self.shape, self.dtype = (out, inner), dtype
-        self.weight, self.bias = _matrix("weight", out, inner), _vector("bias", out)
+        self.linear = Linear(out, inner, dtype, bias)
 
     def weights(self, *sources: str) -> list[WeightSpec]:
-        return _linear_specs(self, self.weight, self.bias, sources)
+        return self.linear.weights(*sources)
 
     def construct(self, x: Tensor, residual: Tensor, rows: tuple) -> Tensor:
-        return _matmul(x, self.weight) + self.bias + residual
+        return self.linear(x) + residual
 
 
 class Attention(nn.Cell):

@@ -16,9 +16,8 @@ LANES = 16
 _HELD_AS = {"float32": ms.float32, "bfloat16": ms.uint16, "float16": ms.float16}
 
 
-def _packed(name: str, out: int, inner: int, dtype: str) -> Parameter:
+def _packed(name: str, dtype: str) -> Parameter:
     """A placeholder; the loader puts the panels in."""
-    del out, inner
     return Parameter(Tensor(np.zeros((1, 1, LANES)), _HELD_AS[dtype]), name=name, requires_grad=False)
 
 
@@ -71,7 +70,7 @@ class Embedding(nn.Cell):
     def __init__(self, vocab: int, hidden: int, dtype: str) -> None:
         super().__init__()
         self.shape, self.dtype = (vocab, hidden), dtype
-        self.weight = _packed("weight", vocab, hidden, dtype)
+        self.weight = _packed("weight", dtype)
         self.op = kernel(f"embedding_{dtype}", *_like(0, hidden))
 
     def weights(self, source: str) -> list[WeightSpec]:
@@ -81,31 +80,43 @@ class Embedding(nn.Cell):
         return self.op(rows[0], self.weight, rows[4])
 
 
-def _linear_specs(cell: Any, weight: Parameter, bias: Parameter, sources: tuple[str, ...]) -> list[WeightSpec]:
-    out, inner = cell.shape
-    return [
-        WeightSpec(weight, (out, inner), "panels", cell.dtype, tuple(f"{s}.weight" for s in sources)),
-        WeightSpec(bias, (out,), "vector", "float32", tuple(f"{s}.bias" for s in sources), optional=True),
-    ]
+_NO_BIAS = Tensor(np.zeros(1, np.float32))  # kernels take a bias for absent when it is shorter than the output
+
+
+def _bias(name: str, out: int, present: bool) -> Any:
+    return _vector(name, out) if present else _NO_BIAS
+
+
+def _bias_specs(bias: Any, out: int, *sources: str) -> list[WeightSpec]:
+    if bias is _NO_BIAS:
+        return []
+    return [WeightSpec(bias, (out,), "vector", "float32", tuple(f"{s}.bias" for s in sources))]
+
+
+def _linear_specs(cell: Any, sources: tuple[str, ...]) -> list[WeightSpec]:
+    weight = WeightSpec(cell.weight, cell.shape, "panels", cell.dtype, tuple(f"{s}.weight" for s in sources))
+    return [weight, *_bias_specs(cell.bias, cell.shape[0], *sources)]
 
 
 class NormLinear(nn.Cell):
     """RMS norm, then a linear map."""
 
-    def __init__(self, out: int, hidden: int, eps: float, dtype: str, tied: Embedding | None = None) -> None:
+    def __init__(
+        self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False, tied: Embedding | None = None
+    ) -> None:
         super().__init__()
         self.shape, self.dtype, self.tied = (out, hidden), dtype, tied is not None
         self.gamma = _vector("gamma", hidden, 1.0)
         self.eps = Tensor(np.array([eps], np.float32))
-        self.weight = _packed("weight", out, hidden, dtype) if tied is None else tied.weight
-        self.bias = _vector("bias", out)
+        self.weight = _packed("weight", dtype) if tied is None else tied.weight
+        self.bias = _bias("bias", out, bias)
         self.op = kernel(f"norm_linear_{dtype}", *_like(0, out))
 
     def weights(self, norm: str, *sources: str) -> list[WeightSpec]:
         gamma = WeightSpec(self.gamma, (self.shape[1],), "vector", "float32", (f"{norm}.weight",))
         if self.tied:
             return [gamma]
-        return [gamma, *_linear_specs(self, self.weight, self.bias, sources)]
+        return [gamma, *_linear_specs(self, sources)]
 
     def construct(self, x: Tensor, rows: tuple) -> Tensor:
         return self.op(x, self.gamma, self.eps, self.weight, self.bias, rows[4])
@@ -114,14 +125,14 @@ class NormLinear(nn.Cell):
 class NormGatedLinear(nn.Cell):
     """RMS norm, then silu(gate) * up."""
 
-    def __init__(self, out: int, hidden: int, eps: float, dtype: str) -> None:
+    def __init__(self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False) -> None:
         super().__init__()
         self.shape, self.dtype = (out, hidden), dtype
         self.gamma = _vector("gamma", hidden, 1.0)
         self.eps = Tensor(np.array([eps], np.float32))
         # One matrix, 16 rows of gate and up in turn: a kernel's tile holds both halves of its outputs.
-        self.gate_up = _packed("gate_up", 2 * out, hidden, dtype)
-        self.gate_bias, self.up_bias = _vector("gate_bias", out), _vector("up_bias", out)
+        self.gate_up = _packed("gate_up", dtype)
+        self.gate_bias, self.up_bias = _bias("gate_bias", out, bias), _bias("up_bias", out, bias)
         self.op = kernel(f"norm_gated_{dtype}", *_like(0, out))
 
     def weights(self, norm: str, gate: str, up: str) -> list[WeightSpec]:
@@ -129,8 +140,8 @@ class NormGatedLinear(nn.Cell):
         return [
             WeightSpec(self.gamma, (hidden,), "vector", "float32", (f"{norm}.weight",)),
             WeightSpec(self.gate_up, (2 * out, hidden), "panels", self.dtype, both, interleaved=True),
-            WeightSpec(self.gate_bias, (out,), "vector", "float32", (f"{gate}.bias",), optional=True),
-            WeightSpec(self.up_bias, (out,), "vector", "float32", (f"{up}.bias",), optional=True),
+            *_bias_specs(self.gate_bias, out, gate),
+            *_bias_specs(self.up_bias, out, up),
         ]
 
     def construct(self, x: Tensor, rows: tuple) -> Tensor:
@@ -140,14 +151,14 @@ class NormGatedLinear(nn.Cell):
 class LinearAdd(nn.Cell):
     """A linear map added to the residual."""
 
-    def __init__(self, out: int, inner: int, dtype: str) -> None:
+    def __init__(self, out: int, inner: int, dtype: str, bias: bool = False) -> None:
         super().__init__()
         self.shape, self.dtype = (out, inner), dtype
-        self.weight, self.bias = _packed("weight", out, inner, dtype), _vector("bias", out)
+        self.weight, self.bias = _packed("weight", dtype), _bias("bias", out, bias)
         self.op = kernel(f"linear_add_{dtype}", *_like(0, out))
 
     def weights(self, *sources: str) -> list[WeightSpec]:
-        return _linear_specs(self, self.weight, self.bias, sources)
+        return _linear_specs(self, sources)
 
     def construct(self, x: Tensor, residual: Tensor, rows: tuple) -> Tensor:
         return self.op(x, residual, self.weight, self.bias, rows[4])
@@ -168,8 +179,7 @@ class Attention(nn.Cell):
             requires_grad=False,
         )
         self.head_dim, self.qk_norm = g.head_dim, g.qk_norm
-        size = g.head_dim if g.qk_norm else 1
-        self.q_gamma, self.k_gamma = _vector("q_gamma", size, 1.0), _vector("k_gamma", size, 1.0)
+        self.q_gamma, self.k_gamma = (_bias(f"{c}_gamma", g.head_dim, g.qk_norm) for c in "qk")
         self.eps = Tensor(np.array([g.rms_norm_eps], np.float32))
         self.cos, self.sin = cos, sin
         self.op = kernel("attention", *_like(0, g.num_heads * g.head_dim), mutates=True)

@@ -161,7 +161,7 @@ struct Plain {
     void write(int64_t row, int64_t panel, const vf (&acc)[M][P]) const {
         for (int p = 0; p < P; ++p) {
             const int64_t col = (panel + p) * LANES, n = N - col;
-            const vf b = get(bias + col, n);
+            const vf b = bias ? get(bias + col, n) : vf{};
             for (int m = 0; m < M; ++m) {
                 vf v = acc[m][p] + b;
                 if (residual) v = v + get(residual + (row + m) * N + col, n);
@@ -184,7 +184,7 @@ struct Gated {
     void write(int64_t row, int64_t panel, const vf (&acc)[M][P]) const {
         for (int p = 0; p + 1 < P; p += 2) {
             const int64_t col = (panel + p) / 2 * LANES, n = N - col;
-            const vf bg = get(gate_bias + col, n), bu = get(up_bias + col, n);
+            const vf bg = gate_bias ? get(gate_bias + col, n) : vf{}, bu = up_bias ? get(up_bias + col, n) : vf{};
             for (int m = 0; m < M; ++m) {
                 const vf g = acc[m][p] + bg, u = acc[m][p + 1] + bu;
                 put(y + (row + m) * N + col, g / (splat(1.f) + vexp(-g)) * u, n);
@@ -236,36 +236,41 @@ void apply(const Map& map, const Blocks& x) {
     });
 }
 
-// (x [R, K], gamma [K], eps [1], weight, bias [N], count [1]) -> y [R, N]
+// A bias of another length than the output stands for none.
+const float* bias_or_none(void** params, int64_t** shapes, int at, int64_t N) {
+    return shapes[at][0] == N ? static_cast<float*>(params[at]) : nullptr;
+}
+
+// (x [R, K], gamma [K], eps [1], weight, bias [N] or none, count [1]) -> y [R, N]
 template <class W>
 int norm_linear(void** params, int64_t** shapes) {
-    const int64_t K = shapes[0][1], N = shapes[4][0], rows = *static_cast<int32_t*>(params[5]);
+    const int64_t K = shapes[0][1], N = shapes[6][1], rows = *static_cast<int32_t*>(params[5]);
     const Blocks x(rows, K);
     x.fill(static_cast<float*>(params[0]), static_cast<float*>(params[1]), *static_cast<float*>(params[2]));
-    apply<W>(Plain<W>{static_cast<typename W::T*>(params[3]), static_cast<float*>(params[4]), nullptr, static_cast<float*>(params[6]), N, K},
+    apply<W>(Plain<W>{static_cast<typename W::T*>(params[3]), bias_or_none(params, shapes, 4, N), nullptr, static_cast<float*>(params[6]), N, K},
           x);
     return 0;
 }
 
-// (x [R, K], gamma [K], eps [1], gate_up, gate_bias [N], up_bias [N], count [1]) -> y [R, N]
+// (x [R, K], gamma [K], eps [1], gate_up, gate_bias [N] or none, up_bias [N] or none, count [1]) -> y [R, N]
 template <class W>
 int norm_gated(void** params, int64_t** shapes) {
-    const int64_t K = shapes[0][1], N = shapes[4][0], rows = *static_cast<int32_t*>(params[6]);
+    const int64_t K = shapes[0][1], N = shapes[7][1], rows = *static_cast<int32_t*>(params[6]);
     const Blocks x(rows, K);
     x.fill(static_cast<float*>(params[0]), static_cast<float*>(params[1]), *static_cast<float*>(params[2]));
-    apply<W>(Gated<W>{static_cast<typename W::T*>(params[3]), static_cast<float*>(params[4]), static_cast<float*>(params[5]),
+    apply<W>(Gated<W>{static_cast<typename W::T*>(params[3]), bias_or_none(params, shapes, 4, N), bias_or_none(params, shapes, 5, N),
                       static_cast<float*>(params[7]), N, K},
              x);
     return 0;
 }
 
-// (x [R, K], residual [R, N], weight, bias [N], count [1]) -> y [R, N]
+// (x [R, K], residual [R, N], weight, bias [N] or none, count [1]) -> y [R, N]
 template <class W>
 int linear_add(void** params, int64_t** shapes) {
     const int64_t K = shapes[0][1], N = shapes[1][1], rows = *static_cast<int32_t*>(params[4]);
     const Blocks x(rows, K);
     x.fill(static_cast<float*>(params[0]), nullptr, 0.f);
-    apply<W>(Plain<W>{static_cast<typename W::T*>(params[2]), static_cast<float*>(params[3]), static_cast<float*>(params[1]),
+    apply<W>(Plain<W>{static_cast<typename W::T*>(params[2]), bias_or_none(params, shapes, 3, N), static_cast<float*>(params[1]),
                    static_cast<float*>(params[5]), N, K},
           x);
     return 0;

@@ -33,11 +33,14 @@ struct Pool {
     int threads = 1;
 
     Pool() {
-        cpu_set_t set;
-        threads = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : static_cast<int>(std::thread::hardware_concurrency());
-        for (const char* name : {"OMP_NUM_THREADS", "MS_SPEC_THREADS"})
-            if (const char* value = std::getenv(name))
-                if (const int n = std::atoi(value); n > 0) threads = n;
+        // What the process may use, not this thread: MindSpore pins the threads that call kernels to a core each.
+        cpu_set_t all;
+        const bool known = sched_getaffinity(getpid(), sizeof all, &all) == 0;
+        threads = known ? CPU_COUNT(&all) : static_cast<int>(std::thread::hardware_concurrency());
+        // OMP_NUM_THREADS is no guide: MindSpore sets it to 1 for its own ends.
+        if (const char* value = std::getenv("MS_SPEC_THREADS"))
+            if (const int n = std::atoi(value); n > 0) threads = n;
+        if (known) sched_setaffinity(0, sizeof all, &all);  // the workers inherit it
         for (int i = 1; i < threads; ++i) std::thread([this] { work(); }).detach();
     }
 
