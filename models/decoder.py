@@ -14,7 +14,9 @@ from ms_spec.models.weights import WeightSpec
 class DecoderLayer(nn.Cell):
     """Attention and a gated feed-forward network, each added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, backend: Backend, geometry: Geometry, cos: Parameter, sin: Parameter, dtype: str):
+    def __init__(
+        self, config: ModelConfig, backend: Backend, geometry: Geometry, cos: Parameter, sin: Parameter, dtype: str
+    ):
         super().__init__()
         c, inner = config, geometry.num_heads * geometry.head_dim
         qkv = inner + 2 * geometry.num_kv_heads * geometry.head_dim
@@ -51,7 +53,9 @@ class Decoder(nn.Cell):
         dtype: how weights are stored: float32, bfloat16 or float16.
     """
 
-    def __init__(self, config: ModelConfig, backend: Backend, num_blocks: int, block_size: int, max_len: int, dtype: str):
+    def __init__(
+        self, config: ModelConfig, backend: Backend, num_blocks: int, block_size: int, max_len: int, dtype: str
+    ):
         super().__init__()
         self.config = config
         cos, sin = rope_tables(config.rope, config.head_dim, max_len)

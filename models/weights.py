@@ -130,9 +130,7 @@ def _packed_rows(spec: WeightSpec, checkpoint: Checkpoint, absent: set[str]) -> 
         yield values
 
 
-def _ordered_rows(
-    spec: WeightSpec, checkpoint: Checkpoint, absent: set[str], row: int
-) -> Iterator[np.ndarray]:
+def _ordered_rows(spec: WeightSpec, checkpoint: Checkpoint, absent: set[str], row: int) -> Iterator[np.ndarray]:
     """The rows as they will stand in memory, float32, a few megabytes at a time."""
     step = max(_CHUNK_VALUES // max(row, 1) // (2 * PANEL), 1) * 2 * PANEL
     parts = len(spec.sources) if spec.interleaved else 1

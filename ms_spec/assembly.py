@@ -49,5 +49,5 @@ def _build(config: EngineConfig, loaded: Any) -> Any:
 
     runner = build_runner(config, loaded)
     with tqdm(total=len(runner.plan()), desc="compiling", delay=2, dynamic_ncols=True) as bar:
-        runner.warm_up(lambda done, total: bar.update(done - bar.n))
+        runner.warm_up(bar.update)
     return runner

@@ -127,13 +127,11 @@ class ModelRunner:
         drawn = w if kind == "decode" else 1
         return self._steps[bucket], _Inputs.of(n, w, self._table_width, drawn, self._host_bounds).tensors
 
-    def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Compiles every graph by running it on padding alone."""
-        plan = self.plan()
-        for i, bucket in enumerate(plan):
-            progress(i, len(plan))
+    def warm_up(self, progress: Callable[[int], object] = lambda graphs: None) -> None:
+        """Compiles every graph by running it on padding alone. ``progress`` hears of each."""
+        for bucket in self.plan():
             self._run(bucket, [])
-        progress(len(plan), len(plan))
+            progress(1)
 
     def prefill(self, work: Work, last: bool) -> Result | None:
         """One chunk of a prompt (at most ``chunks[-1]`` tokens). None unless it is the ``last``."""

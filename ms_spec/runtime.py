@@ -83,7 +83,9 @@ def setup_mindspore(device: str, eager: bool = False) -> None:
     try:
         import mindspore as ms
     except ImportError as error:
-        raise ValueError(f"mindspore: not importable ({error}); install it with: pip install 'mindspore>=2.9,<2.11'") from None
+        raise ValueError(
+            f"mindspore: not importable ({error}); install it with: pip install 'mindspore>=2.9,<2.11'"
+        ) from None
     target = {"cpu": "CPU", "ascend": "Ascend"}[device]
     try:
         ms.set_device(target)

@@ -81,6 +81,8 @@ class PrefillStep(_Step):
         emitted, num_emitted, num_accepted = self.rule(
             logits, last_row, tokens[:, :0], None, sampling, banned, banned_until, uniforms
         )
-        end = self.write(self.history, slot, start, tokens, (tokens >= 0).astype(start.dtype).sum(1).astype(start.dtype))
+        end = self.write(
+            self.history, slot, start, tokens, (tokens >= 0).astype(start.dtype).sum(1).astype(start.dtype)
+        )
         length = self.write(self.history, slot, end, emitted, num_emitted)
         return self.finish(slot, rows, hidden, length, emitted, num_emitted, num_accepted, limit)

@@ -140,9 +140,7 @@ class Embedding(nn.Cell):
 class NormLinear(nn.Cell):
     """RMS norm, then a linear map."""
 
-    def __init__(
-        self, out: int, hidden: int, eps: float, dtype: str, bias: bool, tied: Embedding | None, kernels: Any
-    ):
+    def __init__(self, out: int, hidden: int, eps: float, dtype: str, bias: bool, tied: Embedding | None, kernels: Any):
         super().__init__()
         self.norm = Norm(hidden, eps, dtype, kernels)
         self.linear = Linear(out, hidden, dtype, bias, None if tied is None else tied.weight)

@@ -51,7 +51,10 @@ class Backend(Protocol):
         """(rows) -> float [R, hidden]."""
 
     def NormLinear(self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False, tied: Any = None) -> Any:
-        """(x [R, hidden], rows) -> [R, out]: RMS norm, then a linear map. ``tied``: an Embedding to share weights with."""
+        """(x [R, hidden], rows) -> [R, out]: RMS norm, then a linear map.
+
+        ``tied``: an Embedding whose weights it shares.
+        """
 
     def NormGatedLinear(self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False) -> Any:
         """(x [R, hidden], rows) -> [R, out]: RMS norm, then silu(gate) * up."""

@@ -175,7 +175,10 @@ class LinearAdd(nn.Cell):
 
 
 class Attention(nn.Cell):
-    """Norm, rotation, cache write, softmax over the whole (masked) context. Caches: [blocks * block_size, kv_heads * D]."""
+    """Norm, rotation, cache write, softmax over the whole context, masked.
+
+    Caches are [blocks * block_size, kv_heads * D].
+    """
 
     def __init__(self, geometry: Geometry, cos: Parameter, sin: Parameter) -> None:
         super().__init__()

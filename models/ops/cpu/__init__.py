@@ -5,7 +5,6 @@ from __future__ import annotations
 from ms_spec.models.ops.cpu import layers, sampling
 from ms_spec.models.ops.cpu.build import NoCompiler, library
 
-
 __all__ = ["CpuOps", "NoCompiler"]
 
 

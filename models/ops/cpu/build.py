@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable
 
@@ -21,7 +22,7 @@ SOURCES = Path(__file__).parent / "kernels"
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno"),
     *(("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()),
-    *("-fopenmp", "-pthread", "-shared", "-fPIC"),
+    *("-pthread", "-fPIC"),
 )
 
 
@@ -39,7 +40,7 @@ def _cpu_identity() -> str:
     return platform.machine() + "".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def library() -> Path:
     """Path of the compiled kernels, built into the user's cache if they are not there yet.
 
@@ -58,16 +59,25 @@ def library() -> Path:
         raise NoCompiler("no C++ compiler found (tried CXX, g++, clang++, c++)")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        objects = [Path(folder) / f"{source.stem}.o" for source in sources]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            commands = [[compiler, *FLAGS, "-c", "-o", str(o), str(s)] for o, s in zip(objects, sources)]
+            list(pool.map(_call, commands))
         built = Path(folder) / "kernels.so"
-        command = [compiler, *FLAGS, "-o", str(built), *map(str, sources)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-        except OSError as error:
-            raise NoCompiler(f"{compiler} could not be started: {error}") from error
-        if done.returncode:
-            raise NoCompiler(f"{compiler} failed: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
+        _call([compiler, "-shared", "-pthread", "-o", str(built), *map(str, objects)])
         built.replace(target)  # atomic: another process may be doing the same
     return target
+
+
+def _call(command: list[str]) -> None:
+    """Runs the compiler. Raises NoCompiler with the first line of what it complains about."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise NoCompiler(f"{command[0]} could not be started: {error}") from error
+    if done.returncode:
+        complaint = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+        raise NoCompiler(f"{command[0]} failed: {complaint[0].strip() if complaint else done.returncode}")
 
 
 def kernel(name: str, out_shape: Callable, out_dtype: Callable, mutates: bool = False) -> Any:

@@ -194,7 +194,9 @@ class Attention(nn.Cell):
 
     def construct(self, qkv: Tensor, rows: tuple) -> Tensor:
         caches = (self.k_cache, self.v_cache)
-        return self.op(qkv, rows[1], rows[2], rows[4], rows[5], self.cos, self.sin, *caches, self.q_gamma, self.k_gamma, self.eps)
+        return self.op(
+            qkv, rows[1], rows[2], rows[4], rows[5], self.cos, self.sin, *caches, self.q_gamma, self.k_gamma, self.eps
+        )
 
 
 class WriteHistory(nn.Cell):

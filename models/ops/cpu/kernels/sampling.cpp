@@ -380,9 +380,14 @@ KERNEL sampling_grid(KERNEL_ARGS) {
     const int32_t* cell = (const int32_t*)params[1];
     float* out = (float*)params[4];
     const int64_t R = shapes[0][0], V = shapes[0][1], live = live_rows((const int32_t*)params[2], R);
-    parallel_for(R, [&](int64_t r) {  // the cells are a permutation
-        if (r < live) std::memcpy(out + cell[r] * V, x + r * V, V * sizeof(float));
-        else std::memset(out + cell[r] * V, 0, V * sizeof(float));
+    // Cells of dead rows mean nothing: what no live row fills is zero.
+    static thread_local std::vector<int32_t> rows;
+    rows.assign(R, -1);
+    for (int64_t r = 0; r < live; ++r) rows[cell[r]] = (int32_t)r;
+    const int32_t* const row_of = rows.data();
+    parallel_for(R, [&](int64_t c) {
+        if (row_of[c] >= 0) std::memcpy(out + c * V, x + row_of[c] * V, V * sizeof(float));
+        else std::memset(out + c * V, 0, V * sizeof(float));
     });
     return 0;
 }

@@ -3,6 +3,7 @@
 // Every output element is one chain of fused multiply-adds over k = 0, 1, ..., K-1. The register tile (rows x panels)
 // changes with the number of rows, the chain never does: that is what makes a row's bits independent of its neighbours.
 
+#pragma once
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -291,12 +292,9 @@ int embedding(void** params, int64_t** shapes) {
 
 }  // namespace
 
-#define FOR_EACH_DTYPE(name)                                                  \
-    KERNEL name##_float32(KERNEL_ARGS) { return name<F32>(params, shapes); }   \
-    KERNEL name##_bfloat16(KERNEL_ARGS) { return name<BF16>(params, shapes); } \
-    KERNEL name##_float16(KERNEL_ARGS) { return name<F16>(params, shapes); }
-
-FOR_EACH_DTYPE(norm_linear)
-FOR_EACH_DTYPE(norm_gated)
-FOR_EACH_DTYPE(linear_add)
-FOR_EACH_DTYPE(embedding)
+// The kernels of one dtype. Each has a file of its own, so that they compile side by side.
+#define LINEAR_KERNELS(name, W)                                                     \
+    KERNEL norm_linear_##name(KERNEL_ARGS) { return norm_linear<W>(params, shapes); } \
+    KERNEL norm_gated_##name(KERNEL_ARGS) { return norm_gated<W>(params, shapes); }   \
+    KERNEL linear_add_##name(KERNEL_ARGS) { return linear_add<W>(params, shapes); }   \
+    KERNEL embedding_##name(KERNEL_ARGS) { return embedding<W>(params, shapes); }

@@ -1,0 +1,3 @@
+#include "linear.h"
+
+LINEAR_KERNELS(bfloat16, BF16)

@@ -1,0 +1,3 @@
+#include "linear.h"
+
+LINEAR_KERNELS(float16, F16)

@@ -1,0 +1,3 @@
+#include "linear.h"
+
+LINEAR_KERNELS(float32, F32)
