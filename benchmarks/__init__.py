@@ -1,0 +1,1 @@
+"""Speed, memory and exactness, measured: ``python -m benchmarks``. Nothing here is installed."""

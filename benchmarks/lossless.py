@@ -1,0 +1,155 @@
+"""``python -m benchmarks.lossless``: greedy ids of n-gram decoding against plain decoding's, token for token.
+
+Drafts are always verified, however bad they are (the engine's habit of giving up on bad drafts is switched off, but in
+the configuration that says "adaptive"), and the end of the text is ignored, so that every answer has its full length.
+A configuration that drafted nothing, or did not preempt where it had to, proves nothing and counts as failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import prompts as files
+from benchmarks.bench import Bench, greedy, ngram
+from ms_spec import LLM
+
+BATCH = 8
+
+
+@dataclass(frozen=True)
+class Setting:
+    """drafts: K, 0 for plain. chunk: most prompt tokens in a call. tight: so few KV blocks that some are preempted."""
+
+    drafts: int
+    batch: int
+    chunk: int
+    tight: bool = False
+    adaptive: bool = False
+
+    def __str__(self) -> str:
+        method = f"ngram K={self.drafts}" if self.drafts else "plain"
+        extra = (", preempted" if self.tight else "") + (", adaptive" if self.adaptive else "")
+        return f"{method}, batch {self.batch}, chunk {self.chunk}{extra}"
+
+
+REFERENCE = Setting(0, 1, 64)
+SETTINGS = (
+    Setting(0, BATCH, 64),
+    Setting(0, 1, 512),
+    Setting(0, BATCH, 512),
+    Setting(0, BATCH, 64, tight=True),
+    *(Setting(drafts, batch, 64) for drafts in (1, 4, 15) for batch in (1, BATCH)),
+    Setting(4, 1, 512),
+    Setting(4, BATCH, 512),
+    Setting(4, BATCH, 64, tight=True),
+    Setting(4, BATCH, 64, adaptive=True),
+)
+
+
+@dataclass
+class Outcome:
+    """ids of every prompt; drafts verified and accepted; preemptions; seconds."""
+
+    ids: list[list[int]]
+    drafted: int
+    accepted: int
+    preemptions: int
+    seconds: float
+
+    def proves(self, setting: Setting) -> bool:
+        """Whether that which the setting is about has happened at all."""
+        return (self.drafted > 0 or not setting.drafts) and (self.preemptions > 0 or not setting.tight)
+
+
+def run(model: str, setting: Setting, prompts: Sequence[list[int]], tokens: int) -> Outcome:
+    """All prompts through an engine of its own."""
+    longest = max(map(len, prompts)) + tokens
+    args: dict[str, Any] = {"max_num_seqs": setting.batch, "max_model_len": longest}
+    args["long_prefill_token_threshold"] = setting.chunk
+    if setting.drafts:
+        args["speculative_config"] = ngram(setting.drafts)
+    if setting.tight:
+        args["num_gpu_blocks_override"] = -(-longest // 16)
+    with LLM(model, **args) as llm:
+        llm._engine.scheduler._adaptive = setting.adaptive
+        start = time.perf_counter()
+        outputs = llm.generate([list(ids) for ids in prompts], greedy(tokens))
+        seconds = time.perf_counter() - start
+        failed = [one.error for one in outputs if one.error]
+        if failed:
+            raise RuntimeError(f"{setting}: {failed[0]}")
+        total = llm.metrics()
+        ids = [list(one.outputs[0].token_ids) for one in outputs]
+        return Outcome(ids, total.num_draft_tokens, total.num_accepted_tokens, total.num_preemptions, seconds)
+
+
+def compare(wanted: Sequence[list[int]], got: Sequence[list[int]]) -> list[str]:
+    """One line for each prompt whose ids differ: where, and what stands there."""
+    lines = []
+    for number, (a, b) in enumerate(zip(wanted, got)):
+        if a != b:
+            at = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+            lines.append(f"prompt {number}, token {at}: {a[at : at + 3]} became {b[at : at + 3]}")
+    return lines
+
+
+def check(
+    model: str,
+    prompts: Sequence[list[int]],
+    tokens: int,
+    settings: Sequence[Setting] = SETTINGS,
+    say: Callable[[str], None] = print,
+) -> tuple[int, int]:
+    """Runs the reference and all settings. Returns (prompts that differ, settings that proved nothing)."""
+    start = time.perf_counter()
+    wanted = run(model, REFERENCE, prompts, tokens)
+    say(f"{REFERENCE}: the reference, {sum(map(len, wanted.ids))} tokens in {wanted.seconds:.0f} s")
+    differences = hollow = 0
+    for setting in settings:
+        got = run(model, setting, prompts, tokens)
+        lines = compare(wanted.ids, got.ids)
+        differences += len(lines)
+        facts = f"{got.seconds:.0f} s"
+        if setting.drafts:
+            facts += f", {got.accepted} of {got.drafted} drafts accepted"
+        if setting.tight:
+            facts += f", {got.preemptions} preemptions"
+        say(f"{setting}: {len(lines)} differences ({facts})")
+        for line in lines:
+            say(f"  {line}")
+        if not got.proves(setting):
+            hollow += 1
+            say("  this proves nothing: no draft was verified, or nothing was preempted")
+    elapsed = time.perf_counter() - start
+    say(f"{differences} differences in {len(settings)} configurations x {len(prompts)} prompts, {elapsed:.0f} s")
+    return differences, hollow
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.lossless", description=__doc__)
+    parser.add_argument("--prompts", type=Path, default=files.OWN, help="in Spec-Bench's format (default: our own)")
+    parser.add_argument("--every", type=int, default=1, help="take every n-th prompt (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=40, help="at most so many prompts (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=48, help="new tokens of each answer (default: %(default)s)")
+    parser.add_argument("--model", default="smollm2-135m", help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    try:
+        chosen = files.read(options.prompts)[:: options.every][: options.count]
+    except ValueError as error:
+        print(f"lossless: error: {error}", file=sys.stderr)
+        return 2
+    bench = Bench(options.model, chosen)
+    prompts = [bench.chat(prompt.text, options.tokens) for prompt in chosen]
+    say = lambda text: print(text, flush=True)  # noqa: E731
+    say(f"{len(prompts)} prompts of {min(map(len, prompts))} to {max(map(len, prompts))} tokens")
+    return 1 if any(check(options.model, prompts, options.tokens, say=say)) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

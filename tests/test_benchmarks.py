@@ -1,0 +1,175 @@
+"""The benchmarks themselves, on a toy scale: that they measure what they say and write it down well."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tiny import tiny_model  # noqa: E402
+
+from benchmarks import distribution, figures, lossless, prompts, run, timing  # noqa: E402
+from benchmarks.bench import Bench, answer  # noqa: E402
+from benchmarks.figures import TARGETS, Figure  # noqa: E402
+
+
+def test_sides_alternate():
+    calls = []
+
+    def side(name, seconds):
+        def call():
+            calls.append(name)
+            return seconds
+
+        return call
+
+    seen = timing.interleave({"a": side("a", 3.0), "b": side("b", 1.5)}, rounds=4, warm_up=1)
+    assert seen == {"a": [3.0] * 4, "b": [1.5] * 4}
+    assert calls == ["b", "a", "a", "b", "b", "a", "a", "b", "b", "a"]
+    assert timing.ratio(seen["a"], seen["b"]) == 2
+    assert timing.ratio([1, 2, 90], [1, 1, 1]) == 2  # one outlier moves nothing
+    assert timing.spread([2, 4], [1, 1]) == [2, 4]
+    assert timing.milliseconds([0.001, 0.002, 0.003])["median"] == 2
+
+
+def test_targets_point_the_right_way():
+    for name, target in TARGETS.items():
+        assert target.reached(target.limit), name
+        better = 0.1 if target.sense == ">=" else -0.1
+        assert target.reached(target.limit + better) and not target.reached(target.limit - better), name
+    assert TARGETS["host_share"].reach == "<= 10.0 %"
+    assert TARGETS["ngram_repeat"].reach == ">= 2.50x"
+    assert TARGETS["graphs_after_warmup"].reach == "<= 0"
+
+
+@pytest.mark.parametrize("path", [prompts.OWN, prompts.REPEAT], ids=lambda path: path.name)
+def test_own_prompts(path):
+    read = prompts.read(path)
+    assert len({one.question_id for one in read}) == len(read)
+    assert len({one.text for one in read}) == len(read)
+    if path == prompts.OWN:
+        assert {one.category for one in read} == set(prompts.CATEGORIES)
+        assert all(len(prompts.first_of(read, name, 9)) == 2 for name in prompts.CATEGORIES)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "no prompts"),
+        ("{}", "line 1: expected an object"),
+        ('\n{"question_id": 1, "category": "qa", "turns": []}', "line 2: turns has no text"),
+        ("no JSON", "line 1: expected an object"),
+    ],
+)
+def test_wrong_prompt_files(tmp_path, content, message, capsys):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(content)
+    assert run.main(["--prompts", str(file)]) == 2
+    assert message in capsys.readouterr().err
+    assert run.main(["--prompts", str(tmp_path / "absent.jsonl")]) == 2
+
+
+def test_choice_of_rows(capsys):
+    assert run.choose(None) == list(run.groups())
+    assert run.choose("ngram_repeat, host") == ["ngram", "host"]
+    assert sorted(name for _, names, _ in run.groups().values() for name in names) == sorted(TARGETS)
+    assert run.main(["--only", "hots"]) == 2
+    assert "hots" in capsys.readouterr().err
+
+
+def test_long_prompts_are_cut():
+    bench = Bench(str(tiny_model(layers=1)), [])
+    short, long = bench.chat("hello"), bench.chat("hello " * 2000)
+    assert len(short) < 30
+    assert 0.8 * bench.max_len < len(long) <= bench.max_len - bench.new_tokens
+    assert long[-1] == short[-1]  # the template's end is still there
+
+
+def test_a_run_on_a_tiny_model(tmp_path, capsys):
+    output, page = tmp_path / "bench.jsonl", tmp_path / "page.md"
+    only = "plain_vs_transformers,widths,ngram,host,verification,batch8,graphs"
+    assert run.main(["--quick", "--model", str(tiny_model(layers=1)), "--only", only, "--output", str(output)]) == 0
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    expected = [name for name in TARGETS if name not in ("first_token_warm", "first_token_cold")]
+    expected = [name for name in expected if not name.endswith("_memory")]
+    assert sorted(one["name"] for one in records) == sorted(expected)
+    for one in records:
+        assert {"what", "reach", "seen", "unit", "ok", "details", "config", "versions", "cpu", "date"} <= set(one)
+        assert np.isfinite(one["seen"])
+        assert one["ok"] == TARGETS[one["name"]].reached(one["seen"]) or one["seen"] == pytest.approx(
+            TARGETS[one["name"]].limit, abs=1e-4
+        )
+    by_name = {one["name"]: one for one in records}
+    assert by_name["ngram_differences"]["seen"] == by_name["graphs_after_warmup"]["seen"] == 0
+    assert by_name["batch8"]["details"]["answers_that_differ"] == 0
+    assert by_name["plain_vs_transformers"]["details"]["first_ids_equal_to_float32"] == 8
+    assert set(by_name["ngram_categories"]["details"]["speedup"]) == set(prompts.CATEGORIES)
+    capsys.readouterr()
+    assert run.main(["--markdown", str(output)]) == 0
+    page.write_text(capsys.readouterr().out)
+    rows = page.read_text().splitlines()
+    assert len(rows) == len(TARGETS) + 2
+    assert sum("not measured yet" in row for row in rows) == 4
+
+
+def test_a_failure_is_told(tmp_path, monkeypatch, capsys):
+    def broken(bench):
+        yield Figure("batch8", 3.5)
+        raise RuntimeError("nothing works")
+
+    monkeypatch.setattr(run, "groups", lambda: {"batch": (broken, ("batch8",), 1)})
+    output = tmp_path / "bench.jsonl"
+    assert run.main(["--quick", "--model", str(tiny_model(layers=1)), "--output", str(output)]) == 1
+    assert "nothing works" in capsys.readouterr().out
+    assert [json.loads(line)["seen"] for line in output.read_text().splitlines()] == [3.5]
+
+
+def test_lossless_on_a_tiny_model(layers=1):
+    said = []
+    settings = [
+        lossless.Setting(4, 2, 64),
+        lossless.Setting(0, 2, 64, tight=True),
+        lossless.Setting(4, 2, 64, tight=True),
+    ]
+    ids = [[5 + i, 6, 7, 8] * 8 for i in range(4)]
+    assert lossless.check(str(tiny_model(layers=1)), ids, 40, settings, said.append) == (0, 0)
+    assert "0 differences in 3 configurations x 4 prompts" in said[-1]
+    assert lossless.compare([[1, 2, 3]], [[1, 2, 4]]) == ["prompt 0, token 2: [3] became [4]"]
+    nothing = lossless.Outcome([], 0, 0, 0, 1.0)
+    assert not nothing.proves(lossless.Setting(4, 1, 64))
+    assert not nothing.proves(lossless.Setting(0, 1, 64, tight=True))
+    assert nothing.proves(lossless.Setting(0, 1, 64))
+
+
+def test_chi_square_sees_a_wrong_distribution():
+    rng = np.random.default_rng(0)
+    wanted = {0: 0.5, 1: 0.3, 2: 0.2}
+    right = [int(x) for x in rng.choice(3, 2000, p=[0.5, 0.3, 0.2])]
+    wrong = [int(x) for x in rng.choice(3, 2000, p=[0.4, 0.4, 0.2])]
+    assert distribution.p_value(wanted, right) > 1e-3
+    assert distribution.p_value(wanted, wrong) < 1e-6
+    assert distribution.p_value(wanted, [*right, 3]) == 0
+    p = distribution.transformed(rng.normal(size=300) * 2)
+    assert p.sum() == pytest.approx(1) and 1 < np.count_nonzero(p) <= distribution.TOP_K
+    q = distribution.bad_drafter(p)
+    assert q.sum() == pytest.approx(1) and q[p == 0].sum() == pytest.approx(0.5)
+
+
+def test_answers_are_timed_from_the_first_token():
+    bench = Bench(str(tiny_model(layers=1)), [], quick=True)
+    try:
+        got = answer(bench.engine(), [5, 6, 7], 9, stops=False)
+    finally:
+        bench.close()
+    assert len(got.ids) == 9 and got.tokens == 8 and got.seconds > 0
+
+
+def test_setting_names_the_machine():
+    setting = figures.setting()
+    assert setting["cpu"] and setting["cores"] >= 1 and setting["versions"]["mindspore"] != "not installed"
