@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -134,7 +134,11 @@ class ModelRunner:
             progress(1)
 
     def prefill(self, work: Work, last: bool) -> Result | None:
-        """One chunk of a prompt (at most ``chunks[-1]`` tokens). None unless it is the ``last``."""
+        """One chunk of a prompt, in as many calls as its length takes. None unless it is the ``last``."""
+        most = self.chunks[-1]
+        while len(work.tokens) > most:
+            self._run(("prefill", 1, most), [replace(work, tokens=work.tokens[:most], draft_limit=0)])
+            work = replace(work, tokens=work.tokens[most:], start=work.start + most)
         chunk = next(c for c in self.chunks if c >= len(work.tokens))
         out = self._run(("prefill", 1, chunk), [work])
         return self._result(out[0], 1) if last else None
@@ -209,7 +213,8 @@ def build_runner(config: EngineConfig, loaded: Loaded) -> ModelRunner:
     speculation, sampler = config.speculative_config, config.additional_config.rejection_sampler_config
     num_drafts = limits.num_speculative_tokens
     method = speculation.rejection_sample_method if speculation else None
-    chunks = sorted({min(64, limits.prefill_chunk), limits.prefill_chunk})
+    longest = min(limits.prefill_chunk, backend.chunks[-1])
+    chunks = sorted({min(chunk, longest) for chunk in backend.chunks})
     return ModelRunner(
         target,
         backend,

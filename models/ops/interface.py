@@ -43,6 +43,8 @@ class Backend(Protocol):
     name: str
     host_bounds: bool
     """True where attention lengths are read by the host at launch, so that ``Rows`` needs upper bounds from it."""
+    chunks: tuple[int, ...]
+    """Prompt lengths, rising, that are worth a prefill graph; longer prompts take several calls."""
 
     def Rows(self, max_len: int, block_size: int) -> Any:
         """(tokens int32 [n, w] (-1: none), start int32 [n], block_tables int32 [n, B], bounds int32 [R]) -> rows."""

@@ -13,6 +13,7 @@ class CpuOps:
 
     name = "cpu"
     host_bounds = False
+    chunks = (64, 512)
 
     Rows = layers.Rows
     Pick = layers.Pick
