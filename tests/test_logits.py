@@ -52,7 +52,7 @@ SHAPES = {
 PIECES = [16, 16, 7, *[1] * 8, 5, 2, 5, 3, 1, 1]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def token_ids() -> np.ndarray:
     return np.random.default_rng(5).integers(3, 500, LENGTH)
 
