@@ -88,7 +88,9 @@ def setup_mindspore(device: str, eager: bool = False) -> None:
         ) from None
     target = {"cpu": "CPU", "ascend": "Ascend"}[device]
     try:
-        ms.set_device(target)
+        # Once it has run something, MindSpore refuses even to be told what it already knows.
+        if ms.get_context("device_target") != target or device == "ascend":
+            ms.set_device(target)
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"device: {device!r} cannot be used on this machine ({reason}); use device='cpu'") from None
