@@ -89,8 +89,6 @@ def measure(bench: Any, chosen: list[str], output: Path, console: Console, call:
 
         def say(text: str) -> None:
             status.update(f"{text}  [dim]({clock})[/dim]")
-            if not console.is_terminal and console.width and text.endswith(("1 of 1", "engine")):
-                console.print(text)
 
         bench.say = say
         for name in chosen:

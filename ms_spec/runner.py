@@ -18,6 +18,7 @@ from ms_spec.models.ops.interface import Backend
 from ms_spec.models.weights import load_weights
 from ms_spec.proposers.registry import build_proposer
 from ms_spec.randomness import matched_uniforms, step_uniforms
+from ms_spec.runtime import use_mode
 from ms_spec.step import DecodeStep, PrefillStep, new_history
 from ms_spec.verify.buckets import Buckets
 from ms_spec.verify.rules import make_rule
@@ -80,6 +81,7 @@ class ModelRunner:
         num_drafts: K, 0 without speculation.
         make_proposer: makes the proposer of one step graph; None without speculation.
         rule_options: keyword arguments of :func:`ms_spec.verify.rules.make_rule`.
+        eager: run operator by operator, without compiled graphs.
     """
 
     def __init__(
@@ -96,10 +98,12 @@ class ModelRunner:
         num_drafts: int,
         make_proposer: Callable[[], Any] | None,
         rule_options: dict[str, Any],
+        eager: bool = False,
     ) -> None:
         self.num_blocks, self.block_size, self.max_len = num_blocks, block_size, max_len
         self.buckets, self.chunks, self.num_drafts = buckets, tuple(chunks), num_drafts
         self.num_compiled = 0
+        self._eager = eager
         self._host_bounds = backend.host_bounds
         self._table_width = -(-max_len // block_size)
         history = new_history(max_num_seqs, max_len)
@@ -167,6 +171,7 @@ class ModelRunner:
             inputs.slot[len(works) :] = 0
             inputs.tokens[len(works) :] = -1
             inputs.limit[len(works) :] = 0
+        use_mode(self._eager)  # another model of this process may have switched it
         step = self._steps[bucket]
         # A tensor that a device has seen may stay there as it was; only memory shared with the graph can be reused.
         tensors = inputs.copies() if self._host_bounds else inputs.tensors
@@ -234,4 +239,5 @@ def build_runner(config: EngineConfig, loaded: Loaded) -> ModelRunner:
             "posterior_threshold": sampler.posterior_threshold,
             "posterior_alpha": sampler.posterior_alpha,
         },
+        eager=config.eager,
     )

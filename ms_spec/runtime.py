@@ -69,6 +69,19 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_thread)
 
 
+_eager: bool | None = None
+
+
+def use_mode(eager: bool) -> None:
+    """Switches the process between compiled graphs and PyNative, where it is not there already."""
+    global _eager
+    if eager != _eager:
+        import mindspore as ms
+
+        ms.set_context(mode=ms.PYNATIVE_MODE if eager else ms.GRAPH_MODE)
+        _eager = eager
+
+
 def setup_mindspore(device: str, eager: bool = False) -> None:
     """Imports MindSpore and sets what it keeps per process: device, mode, quiet logs. Call it on the graph thread.
 
@@ -94,7 +107,7 @@ def setup_mindspore(device: str, eager: bool = False) -> None:
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"device: {device!r} cannot be used on this machine ({reason}); use device='cpu'") from None
-    ms.set_context(mode=ms.PYNATIVE_MODE if eager else ms.GRAPH_MODE)
+    use_mode(eager)
     if device == "ascend":
         # The kernels behind ReshapeAndCache exist only for graphs launched kernel by kernel with inference boost.
         ms.set_context(jit_config={"jit_level": "O0", "infer_boost": "on"})

@@ -1,4 +1,4 @@
-"""Twenty thousand samples drawn through LLM with drafts follow the model's own distribution, as transformers gives it."""
+"""Thousands of samples drawn through LLM with drafts follow the model's own distribution, which transformers gives."""
 
 from __future__ import annotations
 
@@ -76,10 +76,8 @@ def p_value(counts: np.ndarray, probabilities: np.ndarray) -> float:
     ids=["matched", "block, matched", "standard", "block"],
 )
 def test_samples_follow_the_model(rule):
-    if rule == {"enable_block_verify": True}:
-        samples, seed = SAMPLES // 10, 2000  # the same code as "matched"; only that it is chosen is tested
-    else:
-        samples, seed = SAMPLES, 1000 * len(rule)
+    # 20,000 for the path that ngram takes by default; the others share its sampler, and differ in what is accepted.
+    samples, seed = SAMPLES if not rule else SAMPLES // 5, 1000 * len(rule)
     engine = llm(
         model(),
         k=3,
@@ -109,7 +107,7 @@ def test_samples_follow_the_model(rule):
         marginal = np.bincount(token, probabilities, 64)
         assert p_value(np.bincount(first[:, place], minlength=64), marginal) > 1e-3
 
-    # The test can fail: a distribution three per cent away in each first token would not have passed.
-    wrong = probabilities * np.array([1.03 if path[1] % 2 else 0.97 for path in paths])
+    # The test can fail: probabilities a tenth away would not have passed.
+    wrong = probabilities * np.array([1.1 if path[1] % 2 else 0.9 for path in paths])
     if samples == SAMPLES:
-        assert p_value(counts, wrong / wrong.sum()) < 0.05
+        assert p_value(counts, wrong / wrong.sum()) < 1e-3
