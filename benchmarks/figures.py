@@ -144,6 +144,11 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
+def load() -> float:
+    """How many programs wanted to run in the last minute, on average; 0 where nobody counts them."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else 0.0
+
+
 def num_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

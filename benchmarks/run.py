@@ -18,9 +18,11 @@ from rich.console import Console
 from rich.status import Status
 
 from benchmarks import figures, prompts
-from benchmarks.figures import TARGETS, Figure, markdown, setting, shown, table
+from benchmarks.figures import TARGETS, Figure, load, markdown, setting, shown, table
 
 OUTPUT = "bench.jsonl"
+BUSY = 0.7
+"""Programs that want to run, on average, besides this one: with more of them figures mean little."""
 
 
 def groups() -> dict[str, tuple[Callable[[Any], Iterator[Figure]], tuple[str, ...], float]]:
@@ -83,6 +85,8 @@ def measure(bench: Any, chosen: list[str], output: Path, console: Console, call:
     known = groups()
     clock = Clock({name: known[name][2] for name in chosen})
     machine = {**setting(), "call": call}
+    if load() > BUSY:
+        console.print(f"[yellow]the machine is busy (load {load():.1f}): figures will suffer[/yellow]")
     records: list[dict[str, Any]] = []
     failed = 0
     with output.open("w", encoding="utf-8") as stream, Status("", console=console) as status:
@@ -93,9 +97,10 @@ def measure(bench: Any, chosen: list[str], output: Path, console: Console, call:
         bench.say = say
         for name in chosen:
             console.print(f"[bold]{name}[/bold] [dim]({clock})[/dim]", highlight=False)
+            before = load()
             try:
                 for figure in known[name][0](bench):
-                    record = figure.record(machine)
+                    record = figure.record({**machine, "load_before": before})
                     records.append(record)
                     stream.write(json.dumps(record, ensure_ascii=False) + "\n")
                     stream.flush()
@@ -162,9 +167,3 @@ def main(arguments: list[str] | None = None) -> int:
     console.print(table(records))
     console.print(f"{sum(one['ok'] for one in records)} of {len(records)} reached; written to {options.output}")
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    # python benchmarks/run.py: the folder above is where the package lies.
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-    sys.exit(main())
