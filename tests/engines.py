@@ -54,6 +54,17 @@ def copying_model() -> Path:
     return path
 
 
+@functools.cache
+def counting_model() -> Path:
+    """A model that says token 101 after token 100: its output matrix is its embedding, one row further down."""
+    path = copy_of(tiny_model("llama", vocab=160, seed=2))
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.embed_tokens.weight"] *= 5
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].roll(1, 0).contiguous()
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
 def greedy(max_tokens: int | None = 24, **fields: Any) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=max_tokens, **{"ignore_eos": True, **fields})
 
