@@ -11,7 +11,8 @@ from forward import BACKENDS, Forward
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mindspore import Parameter, Tensor, nn
-from tiny import tiny_model
+from safetensors.torch import load_file, save_file
+from tiny import copy_of, tiny_model
 
 from ms_spec.models.ops.interface import Geometry
 from ms_spec.models.weights import load_weights
@@ -88,6 +89,21 @@ def test_long_contexts(shape):
 def test_plain_operations():
     model = made("groups of 3, D 24", "bfloat16", "reference", 48)
     check_beside(model, 21, 16)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_nan_left_in_blocks_harms_nobody(backend):
+    """Blocks come back as they are. What a request with NaN left there lies behind the next owner's positions."""
+    path = copy_of(tiny_model("llama", layers=1))
+    tensors = load_file(path / "model.safetensors")
+    for poison in (0, 77):  # 0 is what dead rows carry
+        tensors["model.embed_tokens.weight"][poison] = float("nan")
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    model, clean = Forward(path, backend, max_len=48), ids(9)
+    clean[clean == 77] = 78
+    wanted = model.run(clean, [5, 1, 1, 1, 1], context=0, width=16)
+    assert np.isnan(model.run(np.full(48, 77), [16] * 3, context=1, width=16)).all()
+    equal(model.run(clean, [5, 1, 1, 1, 1], context=1, width=16), wanted)
 
 
 # Single operations against NumPy in float64

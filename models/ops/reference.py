@@ -230,6 +230,8 @@ class Attention(nn.Cell):
             scores = ops.BatchMatMul(transpose_b=True)(q[i].reshape(CHUNK, kv, heads // kv, dim), keys) * self.scale
             hidden = keys_at.reshape(1, 1, 1, length) > position[i].reshape(CHUNK, 1, 1, 1)
             p = ops.softmax(ops.masked_fill(scores, hidden, -3.0e38), -1)
+            # Blocks come as their last owner left them: zero times NaN would spread.
+            values = ops.masked_fill(values, hidden.reshape(CHUNK, 1, length, 1), 0.0)
             parts.append(ops.BatchMatMul()(p, values).reshape(CHUNK, heads * dim))
         return ops.cat(parts, 0)[:size]
 
