@@ -24,7 +24,7 @@ BATCH = 8
 
 @dataclass(frozen=True)
 class Setting:
-    """drafts: K, 0 for plain. chunk: most prompt tokens in a call. tight: so few KV blocks that some are preempted."""
+    """drafts: K, 0 for plain. chunk: prompt tokens of a call. tight: so few KV blocks that some must be preempted."""
 
     drafts: int
     batch: int
@@ -74,12 +74,13 @@ def run(model: str, setting: Setting, prompts: Sequence[list[int]], tokens: int)
     args["long_prefill_token_threshold"] = setting.chunk
     if setting.drafts:
         args["speculative_config"] = ngram(setting.drafts)
-    if setting.tight:
-        args["num_gpu_blocks_override"] = -(-longest // 16)
     with LLM(model, **args) as llm:
         llm._engine.scheduler._adaptive = setting.adaptive
         start = time.perf_counter()
-        outputs = llm.generate([list(ids) for ids in prompts], greedy(tokens))
+        if setting.tight:
+            outputs = _tight(llm, prompts, tokens, setting.batch)
+        else:
+            outputs = llm.generate([list(ids) for ids in prompts], greedy(tokens))
         seconds = time.perf_counter() - start
         failed = [one.error for one in outputs if one.error]
         if failed:
@@ -87,6 +88,23 @@ def run(model: str, setting: Setting, prompts: Sequence[list[int]], tokens: int)
         total = llm.metrics()
         ids = [list(one.outputs[0].token_ids) for one in outputs]
         return Outcome(ids, total.num_draft_tokens, total.num_accepted_tokens, total.num_preemptions, seconds)
+
+
+def _tight(llm: LLM, prompts: Sequence[list[int]], tokens: int, batch: int) -> list[Any]:
+    """Prompts of like length together, each batch with just the blocks to start with: as they grow, some must go."""
+    blocks = llm._engine.scheduler.blocks
+    hoard: list[int] = []
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    outputs: list[Any] = [None] * len(prompts)
+    for at in range(0, len(order), batch):
+        group = order[at : at + batch]
+        start = sum(blocks.needed(len(prompts[i])) for i in group) + len(group) - 1
+        left = max(start, max(blocks.needed(len(prompts[i]) + tokens) for i in group))
+        blocks.extend(hoard, max(0, blocks.num_free - left) * blocks.block_size)
+        for i, output in zip(group, llm.generate([list(prompts[i]) for i in group], greedy(tokens), use_tqdm=False)):
+            outputs[i] = output
+        blocks.release(hoard)
+    return outputs
 
 
 def compare(wanted: Sequence[list[int]], got: Sequence[list[int]]) -> list[str]:
