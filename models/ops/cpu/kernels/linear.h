@@ -13,10 +13,20 @@
 
 namespace {
 
+// The hardware's prefetchers stop at page ends and start anew at each panel; asking this many steps of k ahead keeps
+// memory busy while the arithmetic of several rows goes on.
+constexpr int64_t AHEAD = 48;
+template <class T>
+inline void ahead(const T* p) {
+    __builtin_prefetch(p, 0, 2);
+}
+
 // How a dtype holds panels. ``wide(w, pair, k)`` gives the 16 columns of panel 2*pair and those of panel 2*pair + 1 at k.
 struct F32 {
     using T = float;
     static void wide(const T* w, int64_t pair, int64_t k, int64_t K, vf* to) {
+        ahead(w + (2 * pair * K + k + AHEAD) * LANES);
+        ahead(w + ((2 * pair + 1) * K + k + AHEAD) * LANES);
         to[0] = load(w + (2 * pair * K + k) * LANES);
         to[1] = load(w + ((2 * pair + 1) * K + k) * LANES);
     }
@@ -27,6 +37,7 @@ struct F16 {
     using T = _Float16;
     typedef _Float16 v __attribute__((vector_size(32), aligned(2)));
     static vf one(const T* w, int64_t panel, int64_t k, int64_t K) {
+        ahead(w + (panel * K + k + AHEAD) * LANES);
         return __builtin_convertvector(*reinterpret_cast<const v*>(w + (panel * K + k) * LANES), vf);
     }
     static void wide(const T* w, int64_t pair, int64_t k, int64_t K, vf* to) {
@@ -40,6 +51,7 @@ struct F16 {
 struct BF16 {  // pairs of panels share 32-bit lanes: one shift and one mask widen both
     using T = uint16_t;
     static vu both(const T* w, int64_t pair, int64_t k, int64_t K) {
+        ahead(w + (pair * K + k + AHEAD) * 2 * LANES);
         return *reinterpret_cast<const vuu*>(w + (pair * K + k) * 2 * LANES);
     }
     static void wide(const T* w, int64_t pair, int64_t k, int64_t K, vf* to) {
