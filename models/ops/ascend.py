@@ -293,7 +293,7 @@ class AscendOps:
 
     name = "ascend"
     host_bounds = True
-    chunks = (64, 512)
+    chunks: tuple[int, ...] = (64, 512)
 
     def __init__(self, dtype: str | None = None, kernels: Any = AscendKernels):
         self.dtype = ""

@@ -253,7 +253,7 @@ class ReferenceOps:
 
     name = "reference"
     host_bounds = False
-    chunks = (16, 64)  # a graph grows with its rows
+    chunks: tuple[int, ...] = (16, 64)  # a graph grows with its rows
 
     Rows = Rows
     Pick = Pick

@@ -13,7 +13,7 @@ class CpuOps:
 
     name = "cpu"
     host_bounds = False
-    chunks = (64, 512)
+    chunks: tuple[int, ...] = (64, 512)
 
     Rows = layers.Rows
     Pick = layers.Pick
