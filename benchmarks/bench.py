@@ -14,7 +14,7 @@ from benchmarks.prompts import Prompt, chat_ids
 from ms_spec import LLM, SamplingParams
 
 MAX_LEN = 2048
-NEW_TOKENS = 64
+NEW_TOKENS = 128
 
 
 def ngram(drafts: int) -> dict[str, Any]:

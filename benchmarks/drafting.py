@@ -86,7 +86,7 @@ def drafting(bench: Bench) -> Iterator[Figure]:
         **bench.engine_args(DRAFTS),
     }
     repeat = files.read(files.REPEAT)[: bench.times(6)]
-    pairs.ask(repeat, 3, "repeat this text")
+    pairs.ask(repeat, 2, "repeat this text")
     yield Figure("ngram_repeat", pairs.speedup(repeat), pairs.details(repeat), config)
 
     summaries = first_of(bench.prompts, "summarization", bench.times(SUMMARIES))
@@ -96,14 +96,14 @@ def drafting(bench: Bench) -> Iterator[Figure]:
 
     unrepeated = [p for name in NOTHING_REPEATS for p in first_of(bench.prompts, name, bench.times(UNREPEATED))]
     if unrepeated:
-        pairs.ask(unrepeated, 3, "nothing repeats")
+        pairs.ask(unrepeated, 2, "nothing repeats")
         yield Figure("ngram_nothing_repeats", pairs.speedup(unrepeated), pairs.details(unrepeated), config)
 
     groups = {
         name: first_of(bench.prompts, name, 1 if bench.quick else PER_CATEGORY) for name in _categories(bench.prompts)
     }
     for name, prompts in groups.items():
-        pairs.ask(prompts, 2, name)
+        pairs.ask(prompts, 1, name)
     speedups = {name: pairs.speedup(prompts) for name, prompts in groups.items()}
     details = {
         "speedup": {name: round(value, 3) for name, value in speedups.items()},
