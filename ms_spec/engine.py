@@ -18,10 +18,8 @@ from ms_spec.request import DECODE, FINISHED, Request, Sequence
 from ms_spec.sampling_params import SamplingParams
 from ms_spec.scheduler import Chunk, Plan, Row, Scheduler
 from ms_spec.stopping import Decoder, Stopping
-from ms_spec.work import Result, Runner, Work
+from ms_spec.work import MAX_BANNED, Result, Runner, Work
 
-MAX_BANNED = 32
-"""Most ids that min_tokens can hold back in one request (the width of the graph's input)."""
 NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 
 

@@ -22,10 +22,7 @@ from ms_spec.runtime import use_mode
 from ms_spec.step import DecodeStep, PrefillStep, new_history
 from ms_spec.verify.buckets import Buckets
 from ms_spec.verify.rules import make_rule
-from ms_spec.work import Result, Work
-
-MAX_BANNED = 32
-"""Most ids that one request may ban (its stop ids while min_tokens holds)."""
+from ms_spec.work import MAX_BANNED, Result, Work
 
 
 @dataclass

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+MAX_BANNED = 32
+"""Most ids that one request can ban (its stop ids while min_tokens holds): the width of the graphs' input."""
+
 
 @dataclass
 class Work:
