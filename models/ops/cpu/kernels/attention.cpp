@@ -228,9 +228,10 @@ KERNEL attention(KERNEL_ARGS) {
     float* const parts = partial.data();
     const Run* const all_runs = runs.data();
 
-    // A few rows are not worth a second thread.
-    const int64_t grain = 8;
-    parallel_for((P.rows + grain - 1) / grain, [&](int64_t item) {
+    const int64_t grain = 8, numbers = P.rows * P.heads * P.D;
+    int64_t seen = 0;
+    for (int64_t r = 0; r < P.rows; ++r) seen += P.position[r] + 1;
+    parallel_for((P.rows + grain - 1) / grain, numbers * 16, [&](int64_t item) {
         for (int64_t r = item * grain; r < std::min(P.rows, (item + 1) * grain); ++r) {
             const int64_t pos = P.position[r], req = P.request[r];
             const float *c = cos + pos * half, *s = sin + pos * half, *in = qkv + r * stride;
@@ -242,7 +243,7 @@ KERNEL attention(KERNEL_ARGS) {
             }
         }
     });
-    parallel_for(items * (split ? segments : 1), [&](int64_t item) {
+    parallel_for(items * (split ? segments : 1), 2 * seen * P.heads * P.D, [&](int64_t item) {
         static thread_local State state, total;
         static thread_local std::vector<float> scores(MAX_QUERIES* KEYS);
         {
@@ -286,7 +287,7 @@ KERNEL attention(KERNEL_ARGS) {
         }
     });
     if (!split) return 0;
-    parallel_for(P.rows, [&](int64_t r) {
+    parallel_for(P.rows, numbers * segments * 4, [&](int64_t r) {
         static thread_local State total;
         for (int64_t i = r * P.heads; i < (r + 1) * P.heads; ++i) {
             total.reset(1, P.Dp);

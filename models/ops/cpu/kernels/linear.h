@@ -21,28 +21,32 @@ inline void ahead(const T* p) {
     __builtin_prefetch(p, 0, 2);
 }
 
-// How a dtype holds panels. ``wide(w, pair, k)`` gives the 16 columns of panel 2*pair and those of panel 2*pair + 1 at k.
+// How a dtype holds panels. ``wide`` gives the 16 columns of panel 2 * pair and those of panel 2 * pair + 1 at k, ``one``
+// those of one of the two.
 struct F32 {
     using T = float;
-    static void wide(const T* w, int64_t pair, int64_t k, int64_t K, vf* to) {
-        ahead(w + (2 * pair * K + k + AHEAD) * LANES);
-        ahead(w + ((2 * pair + 1) * K + k + AHEAD) * LANES);
-        to[0] = load(w + (2 * pair * K + k) * LANES);
-        to[1] = load(w + ((2 * pair + 1) * K + k) * LANES);
+    template <int HALF>
+    static vf one(const T* w, int64_t pair, int64_t k, int64_t K) {
+        ahead(w + ((2 * pair + HALF) * K + k + AHEAD) * LANES);
+        return load(w + ((2 * pair + HALF) * K + k) * LANES);
     }
-    static vf one(const T* w, int64_t panel, int64_t k, int64_t K) { return load(w + (panel * K + k) * LANES); }
+    static void wide(const T* w, int64_t pair, int64_t k, int64_t K, vf* to) {
+        to[0] = one<0>(w, pair, k, K);
+        to[1] = one<1>(w, pair, k, K);
+    }
     static float element(const T* w, int64_t row, int64_t k, int64_t K) { return w[(row / LANES * K + k) * LANES + row % LANES]; }
 };
 struct F16 {
     using T = _Float16;
     typedef _Float16 v __attribute__((vector_size(32), aligned(2)));
-    static vf one(const T* w, int64_t panel, int64_t k, int64_t K) {
-        ahead(w + (panel * K + k + AHEAD) * LANES);
-        return __builtin_convertvector(*reinterpret_cast<const v*>(w + (panel * K + k) * LANES), vf);
+    template <int HALF>
+    static vf one(const T* w, int64_t pair, int64_t k, int64_t K) {
+        ahead(w + ((2 * pair + HALF) * K + k + AHEAD) * LANES);
+        return __builtin_convertvector(*reinterpret_cast<const v*>(w + ((2 * pair + HALF) * K + k) * LANES), vf);
     }
     static void wide(const T* w, int64_t pair, int64_t k, int64_t K, vf* to) {
-        to[0] = one(w, 2 * pair, k, K);
-        to[1] = one(w, 2 * pair + 1, k, K);
+        to[0] = one<0>(w, pair, k, K);
+        to[1] = one<1>(w, pair, k, K);
     }
     static float element(const T* w, int64_t row, int64_t k, int64_t K) {
         return static_cast<float>(w[(row / LANES * K + k) * LANES + row % LANES]);
@@ -59,9 +63,10 @@ struct BF16 {  // pairs of panels share 32-bit lanes: one shift and one mask wid
         to[0] = (vf)(v << 16);
         to[1] = (vf)(v & 0xffff0000u);
     }
-    static vf one(const T* w, int64_t panel, int64_t k, int64_t K) {
-        const vu v = both(w, panel / 2, k, K);
-        return panel % 2 ? (vf)(v & 0xffff0000u) : (vf)(v << 16);
+    template <int HALF>
+    static vf one(const T* w, int64_t pair, int64_t k, int64_t K) {
+        const vu v = both(w, pair, k, K);
+        return HALF ? (vf)(v & 0xffff0000u) : (vf)(v << 16);
     }
     static float element(const T* w, int64_t row, int64_t k, int64_t K) {
         const uint32_t bits = static_cast<uint32_t>(w[((row / 32 * K + k) * LANES + row % LANES) * 2 + row / LANES % 2]) << 16;
@@ -71,11 +76,12 @@ struct BF16 {  // pairs of panels share 32-bit lanes: one shift and one mask wid
     }
 };
 
-// Accumulators that fit the register file, in units of 16 floats, and the tallest row block.
+// Accumulators that fit the register file beside the weights of all panels at once, in units of 16 floats, and the
+// tallest row block. Where pairs do not fit, panels pass one by one.
 #ifdef __AVX512F__
 constexpr int TILE = 24, MAX_ROWS = 12, MAX_PAIRS = 4;
 #else
-constexpr int TILE = 6, MAX_ROWS = 3, MAX_PAIRS = 2;
+constexpr int TILE = 4, MAX_ROWS = 6, MAX_PAIRS = 1;
 #endif
 // Row blocks whose activations stay in the second-level cache while all panels pass by.
 constexpr int64_t CHUNK = 10;
@@ -116,10 +122,7 @@ struct Blocks {
             while (first(block + 1) <= row) ++block;
             fill_row(x + row * K, gamma, eps, data + first(block) * K + row - first(block), first(block + 1) - first(block));
         };
-        if (rows * K > 8192)
-            parallel_for(rows, one);
-        else
-            for (int64_t row = 0; row < rows; ++row) one(row);
+        parallel_for(rows, rows * K * 8, one);
     }
     void fill_row(const float* in, const float* gamma, float eps, float* to, int64_t height) const {
         if (!gamma) {
@@ -136,9 +139,28 @@ struct Blocks {
     }
 };
 
+// M rows times one panel of a pair.
+template <class W, int M, int HALF, int P>
+inline void multiply_one(const float* x, int64_t K, const typename W::T* w, int64_t pair, int at, vf (&to)[M][P]) {
+    vf acc[M];
+    for (int m = 0; m < M; ++m) acc[m] = vf{};
+    for (int64_t k = 0; k < K; ++k) {
+        const vf wide = W::template one<HALF>(w, pair, k, K);
+        for (int m = 0; m < M; ++m) acc[m] += splat(x[k * M + m]) * wide;
+    }
+    for (int m = 0; m < M; ++m) to[m][at] = acc[m];
+}
+
 // M rows times Q pairs of panels from `pair` on.
 template <class W, int M, int Q>
 inline void multiply(const float* x, int64_t K, const typename W::T* w, int64_t pair, vf (&acc)[M][2 * Q]) {
+    if constexpr (2 * Q * M > TILE) {
+        for (int q = 0; q < Q; ++q) {
+            multiply_one<W, M, 0>(x, K, w, pair + q, 2 * q, acc);
+            multiply_one<W, M, 1>(x, K, w, pair + q, 2 * q + 1, acc);
+        }
+        return;
+    }
     for (int m = 0; m < M; ++m)
         for (int p = 0; p < 2 * Q; ++p) acc[m][p] = vf{};
     for (int64_t k = 0; k < K; ++k) {
@@ -148,16 +170,6 @@ inline void multiply(const float* x, int64_t K, const typename W::T* w, int64_t 
             const vf a = splat(x[k * M + m]);
             for (int p = 0; p < 2 * Q; ++p) acc[m][p] += a * wide[p];
         }
-    }
-}
-
-// The last panel of an odd number of them.
-template <class W, int M>
-inline void multiply_one(const float* x, int64_t K, const typename W::T* w, int64_t panel, vf (&acc)[M][1]) {
-    for (int m = 0; m < M; ++m) acc[m][0] = vf{};
-    for (int64_t k = 0; k < K; ++k) {
-        const vf wide = W::one(w, panel, k, K);
-        for (int m = 0; m < M; ++m) acc[m][0] += splat(x[k * M + m]) * wide;
     }
 }
 
@@ -225,7 +237,7 @@ void block_rows(int64_t height, const Map& map, const float* x, int64_t row, int
         }
         if (q < end) {
             vf acc[M][1];
-            multiply_one<W, M>(x, map.K, map.w, 2 * q, acc);
+            multiply_one<W, M, 0>(x, map.K, map.w, q, 0, acc);
             map.template write<M, 1>(row, 2 * q, acc);
         }
     } else if constexpr (M > 1) {
@@ -241,7 +253,7 @@ void apply(const Map& map, const Blocks& x) {
     const int64_t tile = pairs_for(static_cast<int>(std::min<int64_t>(x.first(1), MAX_ROWS)));
     const int64_t most = x.count > 1 ? 8 : pairs;
     const int64_t grain = std::clamp<int64_t>(pairs / ITEMS / tile * tile, tile, most), grains = (pairs + grain - 1) / grain;
-    parallel_for(chunks * grains, [&](int64_t item) {
+    parallel_for(chunks * grains, x.rows * map.panels() * LANES * map.K, [&](int64_t item) {
         const int64_t from = item % grains * grain, to = std::min(pairs, from + grain);
         const int64_t last = std::min(x.count, (item / grains + 1) * CHUNK);
         for (int64_t b = item / grains * CHUNK; b < last; ++b)

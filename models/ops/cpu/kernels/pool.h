@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
@@ -21,6 +22,11 @@ namespace pool {
 // that item of that very job, since no job is replaced before all its items are done.
 constexpr int BITS = 22;
 constexpr uint64_t MASK = (uint64_t{1} << BITS) - 1;
+
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::microseconds PATIENCE{300};
+// Multiply-adds, or their like, below which waking a second core takes longer than the work.
+constexpr int64_t WORTHWHILE = 200'000;
 
 struct Pool {
     std::atomic<uint64_t> ticket{0};
@@ -57,10 +63,10 @@ struct Pool {
 
     void work() {
         for (;;) {
-            for (int idle = 0; idle < 20000; ++idle) {
-                while (take_one()) idle = 0;
-                pause();
-                if (idle % 1000 == 999) sched_yield();
+            // Kernels of one graph follow within microseconds; beyond that a core is left to others.
+            for (auto since = Clock::now(); Clock::now() - since < PATIENCE;) {
+                while (take_one()) since = Clock::now();
+                for (int i = 0; i < 32; ++i) pause();
             }
             std::unique_lock<std::mutex> lock(sleep);
             const uint64_t seen = ticket.load();
@@ -105,10 +111,11 @@ inline Pool& shared() {
 
 }  // namespace pool
 
-// Calls f(0), ..., f(n - 1), in any order and on any core. Calls from several threads at once are safe: the later run alone.
+// Calls f(0), ..., f(n - 1), in any order and on any core; here and in order where `work`, about the number of
+// multiply-adds in all of them, is small. Calls from several threads at once are safe: the later run alone.
 template <class F>
-void parallel_for(int64_t n, F&& f) {
-    if (n > 1 && n < static_cast<int64_t>(pool::MASK) - 4096) {
+void parallel_for(int64_t n, int64_t work, F&& f) {
+    if (n > 1 && work >= pool::WORTHWHILE && n < static_cast<int64_t>(pool::MASK) - 4096) {
         pool::Pool& p = pool::shared();
         if (p.threads > 1) {
             std::unique_lock<std::mutex> lock(p.caller, std::try_to_lock);

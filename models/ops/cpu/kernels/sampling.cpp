@@ -192,7 +192,7 @@ void probs(const float* logits, const int32_t* position, const int32_t* request,
     char* bad = bads.data();
     Row* info = infos.data();
 
-    parallel_for(live * B, [&](int64_t t) {  // maxima
+    parallel_for(live * B, live * V * 8, [&](int64_t t) {  // maxima
         const int64_t r = t / B, from = t % B * BLOCK, n = V - from < BLOCK ? V - from : BLOCK;
         const float* x = logits + r * V + from;
         bool b;
@@ -222,7 +222,7 @@ void probs(const float* logits, const int32_t* position, const int32_t* request,
         row.greedy = s[0] <= 0 || s[1] == 1;
         filtered |= row.valid && !row.greedy;
     }
-    parallel_for(R * B, [&](int64_t t) {  // what greedy and dead rows are, and the weights of the others
+    parallel_for(R * B, R * V * 8, [&](int64_t t) {  // what greedy and dead rows are, and the weights of the others
         const int64_t r = t / B, from = t % B * BLOCK, n = V - from < BLOCK ? V - from : BLOCK;
         float* out = p + r * V + from;
         if (r >= live || !info[r].valid) {
@@ -250,7 +250,7 @@ void probs(const float* logits, const int32_t* position, const int32_t* request,
         part[t] = hsum(sum);
     });
     if (!filtered) return;
-    parallel_for(live, [&](int64_t r) {  // thresholds
+    parallel_for(live, live * V * 8, [&](int64_t r) {  // thresholds
         Row& row = info[r];
         if (!row.valid || row.greedy) return;
         double sum = 0;
@@ -259,7 +259,7 @@ void probs(const float* logits, const int32_t* position, const int32_t* request,
         row.floor = filter(p + r * V, V, sum, s[1], s[2], s[3]);
         row.scale = (float)(1 / sum);
     });
-    parallel_for(live * B, [&](int64_t t) {  // what is kept, normalised
+    parallel_for(live * B, live * V * 8, [&](int64_t t) {  // what is kept, normalised
         const int64_t r = t / B, from = t % B * BLOCK, n = V - from < BLOCK ? V - from : BLOCK;
         const Row& row = info[r];
         if (!row.valid || row.greedy) return;
@@ -337,7 +337,7 @@ KERNEL sampling_inverse_cdf(KERNEL_ARGS) {
     if ((int64_t)sums.size() < R * B) sums.resize(R * B);
     double* part = sums.data();
     for (int64_t i = 0; i < cells; ++i) token[i] = -1;
-    parallel_for(live * B, [&](int64_t t) {
+    parallel_for(live * B, live * V * 8, [&](int64_t t) {
         const int64_t from = t % B * BLOCK;
         part[t] = hsum(sum_vectors(p + t / B * V + from, V - from < BLOCK ? V - from : BLOCK));
     });
@@ -353,7 +353,7 @@ KERNEL sampling_entropy(KERNEL_ARGS) {
     const int64_t R = shapes[0][0], V = shapes[0][1], live = live_rows((const int32_t*)params[2], R);
     for (int64_t i = 0; i < R; ++i) out[i] = 0;
     // Rows, not blocks: a lossy rule may be a little slower at batch 1.
-    parallel_for(live, [&](int64_t r) {
+    parallel_for(live, live * V * 8, [&](int64_t r) {
         const float* x = logits + r * V;
         bool bad;
         const float top = block_max(x, V, bad);
@@ -385,7 +385,7 @@ KERNEL sampling_grid(KERNEL_ARGS) {
     rows.assign(R, -1);
     for (int64_t r = 0; r < live; ++r) rows[cell[r]] = (int32_t)r;
     const int32_t* const row_of = rows.data();
-    parallel_for(R, [&](int64_t c) {
+    parallel_for(R, R * V * 8, [&](int64_t c) {
         if (row_of[c] >= 0) std::memcpy(out + c * V, x + row_of[c] * V, V * sizeof(float));
         else std::memset(out + c * V, 0, V * sizeof(float));
     });
