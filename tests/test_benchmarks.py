@@ -87,7 +87,8 @@ def test_long_prompts_are_cut():
     bench = Bench(str(tiny_model(layers=1)), [])
     short, long = bench.chat("hello"), bench.chat("hello " * 2000)
     assert len(short) < 30
-    assert 0.8 * bench.max_len < len(long) <= bench.max_len - bench.new_tokens
+    room = bench.max_len - bench.new_tokens
+    assert 0.9 * room < len(long) <= room
     assert long[-1] == short[-1]  # the template's end is still there
 
 
