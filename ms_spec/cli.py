@@ -3,6 +3,7 @@
 # No "from __future__ import annotations": typer reads the annotations at run time.
 import json
 import os
+import re
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -25,6 +26,8 @@ JSON_EXAMPLES = {
     "--additional-config": '{"rejection_sampler_config": {"enable_block_verify": true}}',
     "--compilation-config": '{"cudagraph_capture_sizes": [5, 10]}',
 }
+# typer checks numbers with pydantic, which says "Input should be a valid integer, unable to parse ...".
+PYDANTIC = re.compile(r"Input should be ([^,]*).*")
 
 app = typer.Typer(
     name="ms-spec",
@@ -211,7 +214,7 @@ def run_file(
         with result_stream() as out:
             return _execute(run.job, out, run.json, run.show_drafts)
     partial = run.output.with_name(run.output.name + ".part")
-    with partial.open("w", encoding="utf-8") as out:
+    with partial.open("w", encoding="utf-8", errors="backslashreplace") as out:
         code = _execute(run.job, out, True, False)
     partial.replace(run.output)  # a file of that name is a whole one
     note(f"[{len(run.job.prompts)} results in {run.output}]")
@@ -297,6 +300,7 @@ def run_app(arguments: Optional[list[str]] = None) -> int:
         if not _is_usage_error(error):
             raise
         message = one_line(error) if not hasattr(error, "format_message") else " ".join(error.format_message().split())
+        message = PYDANTIC.sub(r"must be \1", message)
         if message:  # a bare `ms-spec` has shown its help
             note(f"ms-spec: error: {message}")
         return EXIT_MISTAKE
