@@ -214,7 +214,7 @@ def run_file(
         with result_stream() as out:
             return _execute(run.job, out, run.json, run.show_drafts)
     partial = run.output.with_name(run.output.name + ".part")
-    with partial.open("w", encoding="utf-8", errors="backslashreplace") as out:
+    with partial.open("w", encoding="utf-8") as out:
         code = _execute(run.job, out, True, False)
     partial.replace(run.output)  # a file of that name is a whole one
     note(f"[{len(run.job.prompts)} results in {run.output}]")

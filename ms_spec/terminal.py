@@ -235,7 +235,10 @@ class JsonPrinter:
         if not output.finished:
             return
         complain(index, output)
-        self._waiting[index] = json.dumps(self.record(prompt, output), ensure_ascii=self._ascii)
+        record = self.record(prompt, output)
+        # Half a character, in a prompt that was refused for it, can only be written as an escape.
+        halves = any("\ud800" <= letter <= "\udfff" for letter in str(prompt.content))
+        self._waiting[index] = json.dumps(record, ensure_ascii=self._ascii or halves)
         while self._next in self._waiting:
             self.out.write(self._waiting.pop(self._next) + "\n")
             self.out.flush()
