@@ -16,6 +16,51 @@ from typing import Any
 Messages = Sequence[Mapping[str, Any]]
 
 
+class NoTemplate(ValueError):
+    """There is no usable template, whatever the conversation."""
+
+
+def check_messages(messages: Any) -> list[dict[str, Any]]:
+    """Messages as templates expect them: each a dict whose role and content are texts.
+
+    Content in parts, ``[{"type": "text", "text": ...}, ...]``, is joined with line ends. Only a message with
+    ``tool_calls`` may go without content. Other fields are left to the template.
+    ValueError (one line) names the message.
+    """
+    if not isinstance(messages, (list, tuple)):
+        raise ValueError(f"messages: must be a list of objects with role and content, not {type(messages).__name__}")
+    if not messages:
+        raise ValueError("messages: is empty; expected at least one object with role and content")
+    return [_check_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
+
+
+def _check_message(message: Any, where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise ValueError(f"{where} = {message!r:.60}: expected an object with role and content")
+    for name in ("role", "content"):
+        if name not in message and not (name == "content" and message.get("tool_calls")):
+            raise ValueError(f"{where} has no {name}; expected an object with role and content")
+    if not isinstance(message["role"], str) or not message["role"]:
+        raise ValueError(f"{where}.role = {message['role']!r:.60}: must be a text such as 'user'")
+    content = message.get("content")
+    if isinstance(content, (list, tuple)):
+        parts = [_check_part(part, f"{where}.content[{place}]") for place, part in enumerate(content)]
+        return {**message, "content": "\n".join(parts)}
+    if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+        raise ValueError(f"{where}.content = {content!r:.60}: must be a text, or a list of text parts")
+    return dict(message)
+
+
+def _check_part(part: Any, where: str) -> str:
+    if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
+        raise ValueError(f"{where} = {part!r:.60}: expected {{'type': 'text', 'text': ...}}")
+    if part["type"] != "text":
+        raise ValueError(f"{where}.type = {part['type']!r:.60}: not supported; allowed: 'text'")
+    if not isinstance(part.get("text"), str):
+        raise ValueError(f"{where}.text = {part.get('text')!r:.60}: must be a text")
+    return str(part["text"])
+
+
 def render(
     messages: Messages,
     template: str,
@@ -26,34 +71,34 @@ def render(
 ) -> str:
     """The conversation as text. ``special_tokens``: bos_token, eos_token, ... as the template may name them.
 
-    ValueError (one line) for messages without a role or content, and for whatever the template objects to.
-    """
-    from jinja2.exceptions import TemplateError
+    ``variables``: whatever else the template may name; a template ignores those that it does not.
 
-    for i, message in enumerate(messages):
-        if not isinstance(message, Mapping) or "role" not in message:
-            raise ValueError(f"messages[{i}]: {message!r}; expected an object with role and content")
-    if not messages:
-        raise ValueError("messages: is empty; expected at least one object with role and content")
+    ValueError (one line) for messages of the wrong shape, and for whatever the template objects to.
+    """
+    if variables.get("continue_final_message"):
+        raise ValueError("continue_final_message = True: not supported yet; leave it out")
     names = {"tools": None, "documents": None, **(special_tokens or {}), **variables}
+    names.update(messages=check_messages(messages), add_generation_prompt=add_generation_prompt)
+    program = _compiled(template)
     try:
-        return _compiled(template).render(messages=messages, add_generation_prompt=add_generation_prompt, **names)
-    except (TemplateError, TypeError, KeyError) as error:
-        raise ValueError(f"messages: the chat template refuses them: {str(error).splitlines()[0]}") from None
+        return str(program.render(names))
+    except Exception as error:  # a template is a program
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"messages: the chat template refuses them: {reason}") from None
 
 
 def choose(templates: Mapping[str, str], where: str, name: str | None = None) -> str:
-    """The template of that name, else "default", else the only one. ValueError says what to do where there is none."""
+    """The template of that name, else "default", else the only one. NoTemplate says what to do where there is none."""
     if name is not None and name not in templates:
-        raise ValueError(f"chat_template: {name!r} is not there; there are: {', '.join(templates) or 'none'}")
+        raise NoTemplate(f"chat_template: {name!r} is not there; there are: {', '.join(templates) or 'none'}")
     if name is None:
         name = "default" if "default" in templates else next(iter(templates)) if len(templates) == 1 else None
     if name is None:
         if templates:
-            raise ValueError(
+            raise NoTemplate(
                 f"chat_template: {where} has several, none called default: {', '.join(templates)}; name one"
             )
-        raise ValueError(
+        raise NoTemplate(
             f"chat_template: {where} has none (a base model?); write the prompt out and use generate, or put a "
             "chat_template.jinja beside the model"
         )
@@ -114,4 +159,4 @@ def _compiled(template: str) -> Any:
     try:
         return environment.from_string(template)
     except jinja2.exceptions.TemplateSyntaxError as error:
-        raise ValueError(f"chat_template: line {error.lineno}: {error.message}") from None
+        raise NoTemplate(f"chat_template: line {error.lineno}: {error.message}") from None

@@ -47,7 +47,9 @@ class Loaded:
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        return open_tokenizer(resolve(self._tokenizer_name).path if self._tokenizer_name else self.source.path)
+        return open_tokenizer(
+            resolve(self._tokenizer_name, "tokenizer").path if self._tokenizer_name else self.source.path
+        )
 
     @property
     def generation_defaults(self) -> dict[str, Any]:

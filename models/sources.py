@@ -52,47 +52,50 @@ class Source:
     name: str
 
 
-def resolve(model: str) -> Source:
-    """Finds a model and fetches it if need be. ValueError (one line) says what was looked for and how to go on."""
+def resolve(model: str, field: str = "model") -> Source:
+    """Finds a model and fetches it if need be. ValueError (one line) says what was looked for and how to go on.
+
+    field: the argument that names it.
+    """
     model = os.fspath(model)
     if not model.strip():
-        raise ValueError(f"model: is empty; give a path, a hub name or one of: {', '.join(ALIASES)}")
+        raise ValueError(f"{field}: is empty; give a path, a hub name or one of: {', '.join(ALIASES)}")
     path = Path(model).expanduser()
     if path.is_dir():
-        return _directory(path)
+        return _directory(path, field)
     if path.is_file():
         if path.suffix.lower() != ".gguf":
-            raise ValueError(f"model: {model!r} is a file; expected a directory with config.json or a .gguf file")
+            raise ValueError(f"{field}: {model!r} is a file; expected a directory with config.json or a .gguf file")
         return Source(path, "gguf", path.stem)
     if model.lower() in ALIASES:
         return Source(_from_wheel(ALIASES[model.lower()]), "gguf", model.lower())
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", model) and not model.lower().endswith(".gguf"):
-        return Source(_from_hub(model), "hf", model)
+        return Source(_from_hub(model, field), "hf", model)
     near = difflib.get_close_matches(model.lower(), ALIASES, 1, 0.6)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(
-        f"model: {model!r} is no directory, no .gguf file, no hub name (owner/name) and no alias "
+        f"{field}: {model!r} is no directory, no .gguf file, no hub name (owner/name) and no alias "
         f"({', '.join(ALIASES)}){hint}"
     )
 
 
-def _directory(path: Path) -> Source:
+def _directory(path: Path, field: str) -> Source:
     if (path / "config.json").is_file():
         return Source(path, "hf", path.resolve().name)
     files = sorted(path.glob("*.gguf"))
     if len(files) == 1:
         return Source(files[0], "gguf", files[0].stem)
     if files:
-        raise ValueError(f"model: {str(path)!r} holds {len(files)} .gguf files; name one, such as {files[0].name}")
-    raise ValueError(f"model: {str(path)!r} has no config.json and no .gguf file")
+        raise ValueError(f"{field}: {str(path)!r} holds {len(files)} .gguf files; name one, such as {files[0].name}")
+    raise ValueError(f"{field}: {str(path)!r} has no config.json and no .gguf file")
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, field: str) -> Path:
     """The local copy if it is complete, else a download."""
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise ValueError(f"model: {name!r} needs huggingface_hub; run: pip install huggingface_hub") from None
+        raise ValueError(f"{field}: {name!r} needs huggingface_hub; run: pip install huggingface_hub") from None
     with contextlib.suppress(Exception):  # whatever is wrong with the local copy, the hub is asked next
         path = Path(snapshot_download(name, local_files_only=True))
         if (path / "config.json").exists() and _complete(path):
@@ -100,16 +103,28 @@ def _from_hub(name: str) -> Path:
     try:
         path = Path(snapshot_download(name, allow_patterns=_HUB_FILES))
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(
-            f"model: {name!r} is neither in the local Hugging Face cache nor could it be fetched from the hub "
-            f"({type(error).__name__}: {reason}); give a local directory, or {DEFAULT_MODEL!r}"
+            f"{field}: {name!r} is not in the local Hugging Face cache and cannot be fetched ({_short(error)}); "
+            f"give a local directory, or {DEFAULT_MODEL!r}"
         ) from None
     if not (path / "config.json").exists():
         raise ValueError(
-            f"model: {name!r} has no config.json on the hub; download a .gguf file of it and give its path"
+            f"{field}: {name!r} has no config.json on the hub; download a .gguf file of it and give its path"
         )
     return path
+
+
+def _short(error: Exception) -> str:
+    """Why the hub gave nothing, in a few words: its own messages fill a screen."""
+    kinds = {base.__name__ for base in type(error).__mro__}
+    if "GatedRepoError" in kinds:
+        return "it is gated: accept its terms and log in"
+    if "RepositoryNotFoundError" in kinds:
+        return "the hub has no such model, or it is private"
+    if kinds & {"LocalEntryNotFoundError", "ConnectionError", "ConnectTimeout", "OfflineModeIsEnabled"}:
+        return "the hub cannot be reached"
+    reason = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {reason}"[:60].rstrip(" :")
 
 
 def _complete(path: Path) -> bool:

@@ -16,8 +16,39 @@ import tokenizers
 
 from ms_spec.models import chat_template
 from ms_spec.models.stream_decoder import StreamDecoder
+from ms_spec.models.text import check_unicode
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_TEMPLATE_OPTIONS = (
+    "continue_final_message",
+    "max_length",
+    "padding",
+    "return_assistant_tokens_mask",
+    "return_tensors",
+    "tokenizer_kwargs",
+    "truncation",
+)
+"""Options of transformers' apply_chat_template that are no variables of the template."""
+
+
+class Encoded(dict):
+    """Token ids and attention mask of a text, or of a list of texts: ``["input_ids"]`` or ``.input_ids``."""
+
+    def __init__(self, ids: list[Any], several: bool) -> None:
+        mask = [[1] * len(one) for one in ids] if several else [1] * len(ids)
+        super().__init__(input_ids=ids, attention_mask=mask)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def _only_defaults(options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise ValueError(f"{name} = {value!r:.40}: not supported by this tokenizer; use as_transformers()")
 
 
 class Tokenizer:
@@ -48,6 +79,21 @@ class Tokenizer:
         """Number of token ids, added tokens included (a model's own may be larger: padding)."""
         return int(self.backend.get_vocab_size(with_added_tokens=True))
 
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    @property
+    def bos_token(self) -> str | None:
+        return self.special_tokens.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        return self.special_tokens.get("eos_token")
+
+    @property
+    def pad_token(self) -> str | None:
+        return self.special_tokens.get("pad_token")
+
     @property
     def bos_token_id(self) -> int | None:
         return self._id("bos_token")
@@ -61,12 +107,32 @@ class Tokenizer:
         return self._id("pad_token")
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids. ``add_special_tokens``: with the begin-of-text token where the model wants one."""
-        return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        """Token ids. ``add_special_tokens``: with the begin-of-text token where the model wants one.
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        ValueError (one line) for a text that is not valid Unicode.
+        """
+        try:
+            return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        except TypeError:
+            check_unicode(text)
+            raise
+
+    def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True, **options: Any) -> Encoded:
+        """``encode`` of a text, or of each of several, as transformers returns it. No padding, no truncation."""
+        _only_defaults(options)
+        if isinstance(text, str):
+            return Encoded(self.encode(text, add_special_tokens), False)
+        return Encoded([self.encode(one, add_special_tokens) for one in text], True)
+
+    def decode(self, ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of the ids. Ids that the tokenizer does not know (padding of the vocabulary) give nothing."""
-        return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens))
+        one = hasattr(ids, "__index__") and not getattr(ids, "shape", ())
+        numbers = [int(i) for i in ([ids] if one else ids)]  # type: ignore[union-attr, list-item, arg-type]
+        return str(self.backend.decode(numbers, skip_special_tokens=skip_special_tokens))
+
+    def batch_decode(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False) -> list[str]:
+        """``decode`` of each."""
+        return [self.decode(ids, skip_special_tokens) for ids in sequences]
 
     def stream_decoder(self, skip_special_tokens: bool = True) -> StreamDecoder:
         """A new incremental detokenizer."""
@@ -90,8 +156,11 @@ class Tokenizer:
     ) -> str:
         """A conversation as text. Encode it with ``add_special_tokens=False``: the template writes them itself.
 
-        ``template``: Jinja text, or the name of one of the model's templates.
+        ``template``: Jinja text, or the name of one of the model's templates. ``variables``: what it may name, such as
+        ``tools``; a template ignores those that it does not know.
         """
+        if template is None and variables.get("tools") and "tool_use" in self.templates:
+            template = "tool_use"
         if template is None or template in self.templates:
             template = chat_template.choose(self.templates, self.location, template)
         return chat_template.render(
@@ -105,6 +174,32 @@ class Tokenizer:
     def encode_chat(self, messages: chat_template.Messages, **options: Any) -> list[int]:
         """``render_chat`` as token ids."""
         return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
+
+    def apply_chat_template(
+        self,
+        conversation: Any,
+        tools: Any = None,
+        documents: Any = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        tokenize: bool = True,
+        return_dict: bool = False,
+        **variables: Any,
+    ) -> Any:
+        """A conversation, or each of a list, as token ids; as text with ``tokenize=False``. As transformers has it."""
+        _only_defaults({name: variables.pop(name, None) for name in _TEMPLATE_OPTIONS})
+        several = (
+            bool(conversation) and isinstance(conversation, (list, tuple)) and not isinstance(conversation[0], Mapping)
+        )
+        variables.update(tools=tools, documents=documents, add_generation_prompt=add_generation_prompt)
+        texts = [
+            self.render_chat(one, template=chat_template, **variables)
+            for one in (conversation if several else [conversation])
+        ]
+        if not tokenize:
+            return texts if several else texts[0]
+        encoded = self(texts if several else texts[0], add_special_tokens=False)
+        return encoded if return_dict else encoded.input_ids
 
     def as_transformers(self) -> Any:
         """The same as transformers' PreTrainedTokenizerFast (imports transformers: seconds)."""

@@ -6,6 +6,8 @@ the field, the value, what is allowed and the nearest fix. Nothing here imports 
 
 # No `from __future__ import annotations`: pydantic evaluates the annotations, on Python 3.9 too.
 import json
+import os
+from collections.abc import Mapping
 from typing import Any, Literal, Optional, Union
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -13,10 +15,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from ms_spec.config_errors import knob, one_line
 from ms_spec.errors import ConfigError
 from ms_spec.speculative_config import SpeculativeConfig
+from ms_spec.vllm_arguments import without_neutral
 
 DEFAULT_MODEL = "smollm2-135m"
 MAX_ROWS_SHORTENED = 512
 """Decode graphs up to this many rows are built even if the token budget can only fill them partly."""
+MAX_ROWS = 16384
+"""Most rows of a decode step, max_num_seqs x (num_speculative_tokens + 1): their logits alone take gigabytes."""
+MAX_SEQS = 4096
 
 
 class RejectionSamplerConfig(BaseModel):
@@ -63,6 +69,17 @@ class KVTransferConfig(BaseModel):
     )
 
 
+def _plain(value: Any) -> Any:
+    """Without NumPy's scalars and arrays, with texts for paths and lists for tuples."""
+    if hasattr(value, "__fspath__"):
+        return os.fspath(value)
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def _unavailable(field: str, value: Any, allowed: str) -> ValueError:
     return ValueError(f"{field} = {json.dumps(value, default=str)}: not available in this version; allowed: {allowed}")
 
@@ -79,7 +96,7 @@ class EngineConfig(BaseModel):
     )
     device: Literal["auto", "cpu", "ascend"] = knob("auto", "one of auto, cpu, ascend")
     max_model_len: Optional[int] = knob(None, "an integer >= 2", ge=2)
-    max_num_seqs: int = knob(8, "an integer >= 1", ge=1)
+    max_num_seqs: int = knob(8, f"an integer from 1 to {MAX_SEQS}", ge=1, le=MAX_SEQS)
     max_num_batched_tokens: Optional[int] = knob(None, "an integer >= 1 and >= max_num_seqs", ge=1)
     long_prefill_token_threshold: int = knob(0, "an integer >= 0 (tokens of one prompt chunk; 0: no limit)", ge=0)
     block_size: Optional[int] = knob(None, "a multiple of 16 from 16 to 512")
@@ -114,14 +131,14 @@ class EngineConfig(BaseModel):
     @classmethod
     def parse(cls, model: Optional[str] = None, **arguments: Any) -> "EngineConfig":
         """Checks every argument. Raises ConfigError (one line). None for a field with a default means the default."""
-        given = {name: value for name, value in arguments.items() if value is not None}
+        given = {name: value for name, value in arguments.items() if value is not None or name not in cls.model_fields}
         if model is not None:
-            given["model"] = str(model) if hasattr(model, "__fspath__") else model
+            given["model"] = model
         return cls(**given)
 
     def __init__(self, **arguments: Any) -> None:
         try:
-            super().__init__(**arguments)
+            super().__init__(**{name: _plain(value) for name, value in without_neutral(arguments).items()})
         except ValidationError as error:
             raise ConfigError(one_line(error, type(self))) from None
 
@@ -173,6 +190,15 @@ class EngineConfig(BaseModel):
             except ValueError as error:
                 raise ConfigError(str(error)) from None
 
+    def check_drafts_fit(self, max_model_len: int) -> None:
+        """Raises ConfigError for more drafts per step than a context of that length can ever take."""
+        tokens = self.num_speculative_tokens
+        if tokens >= max_model_len:
+            raise ConfigError(
+                f"speculative_config.num_speculative_tokens = {tokens}: must be below max_model_len = {max_model_len}; "
+                f"use {max_model_len - 1}"
+            )
+
     def _check_available(self) -> None:
         kv = self.kv_transfer_config
         if kv is not None:
@@ -193,6 +219,9 @@ class EngineConfig(BaseModel):
             )
         if self.quantization is not None:
             raise _unavailable("quantization", self.quantization, "null (GGUF files are recognised by themselves)")
+        names = self.served_model_name
+        if names is not None and not all([names] if isinstance(names, str) else names or [""]):
+            raise ValueError(f"served_model_name = {json.dumps(names)}: must be a name or a list of names, none empty")
 
     def _check_sizes(self) -> None:
         size = self.block_size
@@ -205,7 +234,15 @@ class EngineConfig(BaseModel):
                 f"max_num_batched_tokens = {budget}: must be >= max_num_seqs = {seqs}, one token per request and step; "
                 f"use max_num_batched_tokens >= {seqs} or max_num_seqs <= {budget}"
             )
-        width = self.num_speculative_tokens + 1
+        width, longest = self.num_speculative_tokens + 1, self.max_model_len
+        if longest is not None:
+            self.check_drafts_fit(longest)
+        if seqs * width > MAX_ROWS:
+            raise ValueError(
+                f"speculative_config.num_speculative_tokens = {width - 1}: a decode step of max_num_seqs = {seqs} "
+                f"requests would have {seqs * width} rows, at most {MAX_ROWS} are possible; use num_speculative_tokens "
+                f"<= {MAX_ROWS // seqs - 1}, or max_num_seqs <= {MAX_ROWS // width}"
+            )
         if seqs * width > max(budget, MAX_ROWS_SHORTENED):
             fit = max(1, max(budget, MAX_ROWS_SHORTENED) // seqs - 1)
             raise ValueError(
@@ -223,7 +260,13 @@ class EngineConfig(BaseModel):
 
     def _check_speculation(self) -> None:
         width = self.num_speculative_tokens + 1
-        for size in self.compilation_config.cudagraph_capture_sizes or ():
+        sizes = self.compilation_config.cudagraph_capture_sizes
+        if sizes == []:
+            raise ValueError(
+                "compilation_config.cudagraph_capture_sizes = []: must name at least one size, a positive multiple of "
+                f"num_speculative_tokens + 1 = {width}; use [{width}], or leave it out"
+            )
+        for size in sizes or ():
             if size < 1 or size % width:
                 lower = max(width, size // width * width)
                 near = str(lower) if size <= lower else f"{lower} or {lower + width}"

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError
 
 from ms_spec.errors import closest, unknown_name
+from ms_spec.vllm_arguments import NEUTRAL
 
 
 def knob(default: Any, allowed: str, **rules: Any) -> Any:
@@ -35,14 +36,18 @@ def one_line(error: ValidationError, root: type[BaseModel]) -> str:
     kind = fault["type"]
     if kind == "extra_forbidden":
         prefix = ".".join(str(part) for part in path[:-1])
-        return unknown_name(f"{prefix} field" if prefix else "argument", path[-1], owner.model_fields)
+        what, others = (f"{prefix} field", {}) if prefix else ("argument", NEUTRAL)
+        return unknown_name(what, path[-1], owner.model_fields, others)
     if kind == "value_error":
         message = str(fault["ctx"]["error"])
         return f"{where}.{message}" if where else message
     allowed = _allowed(field)
     if kind == "missing":
         return f"{where} is missing; it must be {allowed}"
-    fix = _nearest(fault)
+    if kind == "invalid_key":
+        owner_name = where.rpartition(".")[0]
+        return f"{owner_name} has the field name {shown(fault['input'])}: must be {allowed}"
+    fix = _nearest(fault, field)
     return f"{where} = {shown(fault['input'])}: must be {allowed}" + (f"; use {fix}" if fix else "")
 
 
@@ -78,11 +83,13 @@ def _allowed(field: Any) -> str:
     return extra["allowed"] if isinstance(extra, dict) and "allowed" in extra else "another value"
 
 
-def _nearest(fault: Mapping[str, Any]) -> str:
+def _nearest(fault: Mapping[str, Any], field: Any) -> str:
     """The value that the user most likely wants, "" where there is no telling."""
     kind, value, context = fault["type"], fault["input"], fault.get("ctx", {})
     if kind == "literal_error":
-        return closest(value, [part.strip(" '") for part in context["expected"].replace(" or ", ",").split(",")])
+        default = getattr(field, "default", None)
+        near = closest(value, [part.strip(" '") for part in context["expected"].replace(" or ", ",").split(",")])
+        return near or (default if isinstance(default, str) else "")
     if kind == "bool_type":
         guesses = {"true": "true", "1": "true", "false": "false", "0": "false"}
         return guesses.get(str(value).lower(), "")

@@ -6,11 +6,11 @@ import hashlib
 import secrets
 import time
 from collections.abc import Collection, Iterable
-from operator import index
 from typing import Any, Callable
 
 from ms_spec.draft_budget import DraftGate
 from ms_spec.errors import EngineError, RequestError
+from ms_spec.inputs import token_ids
 from ms_spec.limits import Limits
 from ms_spec.metrics import EngineMetrics, Metrics
 from ms_spec.outputs import CompletionOutput, Delta, RequestOutput
@@ -185,7 +185,7 @@ class Engine:
             start=start,
             block_table=seq.table,
             temperature=params.temperature,
-            top_k=params.top_k,
+            top_k=min(params.top_k, self._vocab_size),
             top_p=params.top_p,
             min_p=params.min_p,
             banned=seq.banned,
@@ -277,10 +277,7 @@ class Engine:
     # Checks
 
     def _check_prompt(self, prompt_ids: Iterable[int]) -> list[int]:
-        try:
-            ids = [index(token) for token in prompt_ids]
-        except TypeError:
-            raise RequestError("prompt_token_ids must be a list of integers") from None
+        ids = token_ids(prompt_ids)
         if not ids:
             raise RequestError("the prompt is empty; give at least one token")
         longest = self.limits.max_model_len - 1
@@ -318,9 +315,9 @@ class Engine:
 
     def _check_ids(self, name: str, ids: list[int]) -> None:
         if ids and (max(ids) >= self._vocab_size or min(ids) < 0):
-            wrong = max(ids) if max(ids) >= self._vocab_size else min(ids)
+            place, wrong = next((i, token) for i, token in enumerate(ids) if not 0 <= token < self._vocab_size)
             raise RequestError(
-                f"{name} contains {wrong}, which is not in the vocabulary: ids go from 0 to {self._vocab_size - 1} "
+                f"{name}[{place}] = {wrong}: not in the vocabulary; ids go from 0 to {self._vocab_size - 1} "
                 f"(size {self._vocab_size})"
             )
 

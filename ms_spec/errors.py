@@ -19,13 +19,19 @@ class EngineError(RuntimeError):
 
 
 def closest(name: object, known: Iterable[str]) -> str:
-    """The known name nearest to ``name``, or an empty string when none is near."""
-    found = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.6)
-    return found[0] if found else ""
+    """The known name nearest to ``name``, whatever its case, or an empty string when none is near."""
+    names = {one.lower(): one for one in known}
+    found = difflib.get_close_matches(str(name).lower(), list(names), n=1, cutoff=0.6)
+    return names[found[0]] if found else ""
 
 
-def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
-    """The one-line message for a name that is not among ``known``."""
+def is_neutral(value: object, neutral: Iterable[object]) -> bool:
+    """Whether ``value`` is one of ``neutral``, and no mere look-alike such as True for 1."""
+    return any(type(value) is type(same) and value == same for same in neutral)
+
+
+def unknown_name(what: str, name: object, known: Iterable[str], others: Iterable[str] = ()) -> str:
+    """The one-line message for a name that is not among ``known``. ``others`` may be meant, but are not listed."""
     names = sorted(known)
-    near = closest(name, names)
+    near = closest(name, [*names, *others])
     return f"{what} '{name}' is unknown; " + (f"did you mean '{near}'?" if near else "known: " + ", ".join(names))

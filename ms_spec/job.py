@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ms_spec.errors import ConfigError, RequestError
+from ms_spec.inputs import chat_prompt
 from ms_spec.prompts import Prompt
 from ms_spec.sampling_params import SamplingParams
 
@@ -101,8 +102,7 @@ def _encode(prompt: Prompt, tokenizer: Any, chat: bool) -> Any:
         if not chat:
             return prompt.content
         messages = [{"role": "user", "content": prompt.content}]
-        text = tokenizer.render_chat(messages, add_generation_prompt=True)
-        return {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False), "prompt": text}
+        return chat_prompt(tokenizer, messages, {"add_generation_prompt": True})
     return {"prompt_token_ids": prompt.content}
 
 
@@ -131,7 +131,7 @@ def prepare(job: Job) -> list[SamplingParams]:
     job.engine.setdefault("model", DEFAULT_MODEL)
     if limit is None:
         # Graphs for requests that will never come would cost time at every start.
-        job.engine["max_num_seqs"] = batch or min(8, sum(one.n for one in params))
+        job.engine["max_num_seqs"] = min(batch or 8, sum(one.n for one in params))
     check_engine(job.engine)
     return params
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,9 +45,11 @@ def limits_for(
     model_max_len: the longest context that the model allows.
     bytes_per_token: KV cache bytes of one position, all layers, keys and values, target and draft.
     free_bytes: what the cache may take at most where the configuration is silent; default 1 GiB.
-    Raises ConfigError if max_model_len is beyond the model, or if the cache is too small for one request.
+    Raises ConfigError if max_model_len is beyond the model, if the cache is too small for one request or larger than
+    the machine's memory, or if the drafts of a step are longer than any request.
     """
     config.check_device(device)
+    machine = total_memory() if device == "cpu" else None
     length = model_max_len if config.max_model_len is None else config.max_model_len
     if length > model_max_len:
         raise ConfigError(
@@ -69,12 +73,19 @@ def limits_for(
             # Nobody asked for this length: serve what fits.
             blocks = max(1, blocks)
             length, per_request = blocks * size, blocks
+    if machine is not None and blocks * block_bytes > machine:
+        fit = machine // block_bytes
+        raise ConfigError(
+            f"{field} = {given}: a KV cache of {_gib(blocks * block_bytes)} is more than the memory of this machine, "
+            f"{_gib(machine)}; use {field} <= {fit if field == 'num_gpu_blocks_override' else fit * block_bytes}"
+        )
     if blocks < per_request:
+        shorter = f", or max_model_len <= {blocks * size}" if blocks else ""
         raise ConfigError(
             f"{field} = {given}: the KV cache would hold {blocks} blocks of {size} tokens ({blocks * size} tokens), "
-            f"less than one request of max_model_len = {length}; use {field} >= {enough}, "
-            f"or max_model_len <= {blocks * size}"
+            f"less than one request of max_model_len = {length}; use {field} >= {enough}{shorter}"
         )
+    config.check_drafts_fit(length)
     spec = config.speculative_config
     table = spec.num_speculative_tokens_per_batch_size if spec is not None else None
     return Limits(
@@ -91,6 +102,21 @@ def limits_for(
 
 CACHE_ITEM_BYTES = {"cpu": 4, "ascend": 2}
 """Bytes of one number in the KV cache."""
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"
+
+
+def total_memory() -> int | None:
+    """Bytes of memory that this process can have at most, None where the system does not say."""
+    try:
+        sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    except (AttributeError, OSError, ValueError):
+        return None
+    with suppress(OSError, ValueError):  # a container's share, "max" where it has none
+        sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(sizes)
 
 
 def device_of(config: EngineConfig) -> str:

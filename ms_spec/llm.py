@@ -7,11 +7,22 @@ import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, Optional, Union
+from typing import Any
 
 from ms_spec.config import EngineConfig
 from ms_spec.engine import NOT_FINITE, Engine
 from ms_spec.errors import EngineError, RequestError
+from ms_spec.inputs import (
+    Params,
+    Prompt,
+    as_conversations,
+    as_prompts,
+    chat_prompt,
+    check_call,
+    checked_params,
+    read_prompt,
+    shown_prompt,
+)
 from ms_spec.metrics import EngineMetrics
 from ms_spec.outputs import RequestOutput
 from ms_spec.parts import Parts, sampling_defaults
@@ -19,8 +30,6 @@ from ms_spec.request import Request
 from ms_spec.runtime import graph_thread
 from ms_spec.sampling_params import SamplingParams
 
-Prompt = Union[str, Sequence[int], Mapping[str, Any]]
-Params = Optional[Union[SamplingParams, Sequence[SamplingParams]]]
 _log = logging.getLogger("ms_spec")
 
 
@@ -55,6 +64,13 @@ class LLM:
         self._lock = threading.RLock()
         if config.distributed_executor_backend is not None:
             _log.info("distributed_executor_backend = %s has no effect here", config.distributed_executor_backend)
+        if config.num_speculative_tokens and config.token_budget < 2 * config.max_num_seqs:
+            _log.warning(
+                "max_num_batched_tokens = %d leaves no room for a draft of each of max_num_seqs = %d requests; use %d",
+                config.token_budget,
+                config.max_num_seqs,
+                config.max_num_seqs * (config.num_speculative_tokens + 1),
+            )
         inherit = config.generation_config == "auto"
         self._defaults = sampling_defaults(parts.generation_config) if inherit else {}
         self._engine = Engine(
@@ -85,7 +101,7 @@ class LLM:
                 prompts only those that cannot be served have finish_reason "error" and say why in ``error``.
             EngineError: the model failed on a single prompt.
         """
-        items = as_list(prompts)
+        items, params = self._checked(prompts, sampling_params)
         outputs: list[RequestOutput | None] = [None] * len(items)
         if not items:
             return []
@@ -93,7 +109,7 @@ class LLM:
 
         tokens = 0
         bar = tqdm(total=len(items), desc="prompts", delay=2, disable=not use_tqdm, dynamic_ncols=True)
-        with bar, closing(self._run(items, sampling_params, only_finished=True)) as results:
+        with bar, closing(self._run(items, params, only_finished=True)) as results:
             for position, output in results:
                 outputs[position] = output
                 tokens += sum(len(one.token_ids) for one in output.outputs)
@@ -109,8 +125,7 @@ class LLM:
         It is the same RequestOutput each time, with more in it: copy what has to stay as it is. The last one of each
         prompt has ``finished`` set. Leaving the loop early aborts what is still running.
         """
-        with closing(self._run(as_list(prompts), sampling_params, only_finished=False)) as results:
-            yield from results
+        return self._run(*self._checked(prompts, sampling_params), only_finished=False)
 
     def chat(
         self,
@@ -118,21 +133,30 @@ class LLM:
         sampling_params: Params = None,
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
+        *,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **template_options: Any,
     ) -> list[RequestOutput]:
         """Answers conversations: a list of {"role", "content"} messages, or a list of such lists.
 
-        ``template_options`` go to the tokenizer's chat template. Otherwise like :meth:`generate`.
+        Content is a text, or a list of {"type": "text", "text": ...} parts, which are joined with line ends. Otherwise
+        like :meth:`generate`: of several conversations only those that are wrong fail.
+
+        Args:
+            chat_template: Jinja text, or the name of one of the model's templates, instead of its default.
+            chat_template_kwargs, template_options: variables of the template, such as ``tools`` or
+                ``enable_thinking``. A template ignores those that it does not know.
         """
-        if not isinstance(messages, (list, tuple)) or not messages:
-            raise RequestError("messages must be a list of {'role', 'content'} dicts, or a list of such lists")
-        conversations = [messages] if isinstance(messages[0], Mapping) else list(messages)
+        conversations, several = as_conversations(messages)
+        options = {**template_options, **(chat_template_kwargs or {}), "add_generation_prompt": add_generation_prompt}
+        if chat_template is not None:
+            options["template"] = chat_template
         tokenizer = self.get_tokenizer()
-        prompts = []
-        for conversation in conversations:
-            text = tokenizer.render_chat(conversation, add_generation_prompt=add_generation_prompt, **template_options)
-            ids = tokenizer.encode(text, add_special_tokens=False)
-            prompts.append({"prompt_token_ids": ids, "prompt": text})
+        prompts = [
+            chat_prompt(tokenizer, conversation, options, f"conversation {number}: " if several else "")
+            for number, conversation in enumerate(conversations)
+        ]
         return self.generate(prompts, sampling_params, use_tqdm)
 
     def get_tokenizer(self) -> Any:
@@ -170,10 +194,8 @@ class LLM:
         return self._parts
 
     def _run(
-        self, items: list[Prompt], sampling_params: Params, only_finished: bool
+        self, items: list[Any], params: list[SamplingParams], only_finished: bool
     ) -> Generator[tuple[int, RequestOutput], None, None]:
-        self._open()
-        params = self._params_for(items, sampling_params)
         inbox: deque[Request] = deque()
         places: dict[int, int] = {}
         requests: list[Request] = []
@@ -184,7 +206,7 @@ class LLM:
                 except RequestError as error:
                     if len(items) == 1:
                         raise
-                    yield place, RequestOutput.failed(str(place), *_shown(item), str(error))
+                    yield place, RequestOutput.failed(str(place), *shown_prompt(item), str(error))
                     continue
                 request.inbox = inbox
                 places[id(request)] = place
@@ -216,71 +238,20 @@ class LLM:
             inbox.clear()
         return grown
 
-    def _add(self, item: Prompt, params: SamplingParams) -> Request:
-        text, ids = _parse(item)
+    def _add(self, item: Any, params: SamplingParams) -> Request:
+        tokenizer = self._open().tokenizer
+        text, ids = read_prompt(item)
         if ids is None:
-            if not text:
-                raise RequestError("the prompt is empty; give at least one character")
-            ids = self._open().tokenizer.encode(text)
+            ids = tokenizer.encode(text)
         with self._lock:
             return self._engine.add_request(ids, params, prompt=text)
 
-    def _params_for(self, items: list[Prompt], given: Params) -> Sequence[SamplingParams]:
-        if given is None:
-            given = self.get_default_sampling_params()
-        if isinstance(given, SamplingParams):
-            return [given] * len(items)
-        if not isinstance(given, (list, tuple)):
-            raise ValueError(f"sampling_params must be SamplingParams or a list of them, not {type(given).__name__}")
-        if len(given) != len(items):
-            raise ValueError(
-                f"sampling_params has {len(given)} entries for {len(items)} prompts; give one for all, or one for each"
-            )
-        for one in given:
-            if not isinstance(one, SamplingParams):
-                raise ValueError(f"sampling_params contains a {type(one).__name__}; all must be SamplingParams")
-        return given
-
-
-def as_list(prompts: Any) -> list[Prompt]:
-    """One prompt or many, as a list of prompts."""
-    if hasattr(prompts, "tolist"):
-        prompts = prompts.tolist()
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    if not isinstance(prompts, (list, tuple)):
-        raise RequestError(
-            f"prompts must be a text, token ids, a dict or a list of those, not {type(prompts).__name__}"
-        )
-    if prompts and all(isinstance(item, int) for item in prompts):
-        return [list(prompts)]
-    return list(prompts)
-
-
-def _parse(item: Any) -> tuple[str | None, Any]:
-    """Text and ids of a prompt; None for what it does not give."""
-    if isinstance(item, str):
-        return item, None
-    if isinstance(item, Mapping):
-        ids = item.get("prompt_token_ids")
-        text = item.get("prompt")
-        if ids is None and not isinstance(text, str):
-            raise RequestError("a prompt dict needs 'prompt' (a text) or 'prompt_token_ids' (a list of ids)")
-        return text, ids
-    if hasattr(item, "tolist"):
-        item = item.tolist()
-    if not isinstance(item, (list, tuple)):
-        raise RequestError(f"a prompt must be a text, a list of token ids or a dict, not {type(item).__name__}")
-    return None, item
-
-
-def _shown(item: Any) -> tuple[str | None, list[int]]:
-    """Text and ids of a prompt that was refused, for its output."""
-    try:
-        text, ids = _parse(item)
-    except RequestError:
-        return None, []
-    return text, [token for token in ids or () if isinstance(token, int)]
+    def _checked(self, prompts: Any, sampling_params: Params) -> tuple[list[Any], list[SamplingParams]]:
+        """The prompts as a list, and the parameters of each."""
+        self._open()
+        items = as_prompts(prompts)
+        given = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        return items, checked_params(given, len(items))
 
 
 def generate(
@@ -293,6 +264,8 @@ def generate(
 ) -> list[RequestOutput]:
     """Loads a model, completes prompts, and lets the model go. See :class:`LLM` and :meth:`LLM.generate`."""
     if speculative_config is not None:
-        engine_args["speculative_config"] = dict(speculative_config)
+        engine_args["speculative_config"] = speculative_config
+    EngineConfig.parse(model, **engine_args)
+    check_call(prompts, sampling_params)
     with LLM(model, **engine_args) as llm:
         return llm.generate(prompts, sampling_params, use_tqdm)

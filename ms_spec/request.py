@@ -75,7 +75,7 @@ class Sequence:
         self.gate = gate
         self.metrics = Metrics()
         self.banned = sorted(stopping.stop_ids) if request.params.min_tokens else []
-        self.banned_until = self.num_prompt + request.params.min_tokens if self.banned else 0
+        self.banned_until = self.num_prompt + min(request.params.min_tokens, max_output) if self.banned else 0
         self.first_token_at: float | None = None
         self.state = WAITING
         self.slot = 0

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ms_spec.errors import unknown_name
+from ms_spec.errors import is_neutral, unknown_name
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
@@ -27,6 +27,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "extra_args": (None, {}),
 }
 """vLLM's other fields, with the values that change nothing. Only those are accepted."""
+HOTTEST = 1e6
+"""Temperatures above it are taken as it: every token that the filters leave is as likely as any other long before."""
+MOST_SAMPLES = 16384
 
 
 @dataclass(init=False)
@@ -53,17 +56,23 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
 
     def __init__(self, **given: Any) -> None:
-        for name, value in given.items():
-            if name in _FIELDS:
-                continue
-            if name not in NEUTRAL:
-                raise ValueError(unknown_name("sampling parameter", name, [*_FIELDS, *NEUTRAL]))
-            if not any(type(value) is type(same) and value == same for same in NEUTRAL[name]):
-                neutral = " or ".join(repr(same) for same in NEUTRAL[name])
-                raise ValueError(f"{name} = {value!r}: not supported yet; leave it out (or use {neutral})")
-        for name, default in _FIELDS.items():
-            setattr(self, name, given.get(name, default))
+        for name, value in {**_FIELDS, **given}.items():
+            setattr(self, name, value)
         self._check()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Values are checked together, when the parameters are made and when they are used; names at once."""
+        if name in _FIELDS:
+            object.__setattr__(self, name, value)
+        elif name not in NEUTRAL:
+            raise ValueError(unknown_name("sampling parameter", name, [*_FIELDS, *NEUTRAL]))
+        elif not is_neutral(value, NEUTRAL[name]):
+            neutral = " or ".join(repr(same) for same in NEUTRAL[name])
+            raise ValueError(f"{name} = {value!r}: not supported yet; leave it out (or use {neutral})")
+
+    def clone(self) -> SamplingParams:
+        """A copy, checked: values may have been assigned since these were made."""
+        return type(self)(**{name: getattr(self, name) for name in _FIELDS})
 
     @property
     def greedy(self) -> bool:
@@ -71,17 +80,18 @@ class SamplingParams:
         return self.temperature == 0
 
     def _check(self) -> None:
-        self.n = _integer("n", self.n, 1)
+        self.n = _integer("n", self.n, 1, f"an integer from 1 to {MOST_SAMPLES}", most=MOST_SAMPLES)
         self.temperature = _number("temperature", self.temperature, "a number >= 0", 0.0, math.inf)
+        self.temperature = min(self.temperature, HOTTEST)
         self.top_p = _number("top_p", self.top_p, "a number above 0 and at most 1", 0.0, 1.0, open_below=True)
         self.top_k = _integer(
             "top_k", 0 if self.top_k is None else self.top_k, -1, "an integer >= 1, or -1 or 0 for off"
         )
         self.min_p = _number("min_p", self.min_p, "a number from 0 to 1", 0.0, 1.0)
         if self.seed is not None:
-            _integer("seed", self.seed, 0, "an integer from 0 to 2**64 - 1, or None", most=2**64 - 1)
+            self.seed = _integer("seed", self.seed, 0, "an integer from 0 to 2**64 - 1", most=2**64 - 1)
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, "an integer >= 1, or None")
+            self.max_tokens = _integer("max_tokens", self.max_tokens, 1)
         self.min_tokens = _integer("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
@@ -103,11 +113,14 @@ _FIELDS: dict[str, Any] = {field.name: field.default for field in fields(Samplin
 
 
 def _integer(name: str, value: Any, least: int, allowed: str = "", most: int | None = None) -> int:
-    allowed = allowed or f"an integer >= {least}"
+    allowed, given = allowed or f"an integer >= {least}", value
     if isinstance(value, bool) or not isinstance(value, int):
-        if not hasattr(value, "__index__") or isinstance(value, bool):
-            raise ValueError(f"{name} = {value!r}: must be {allowed}")
-        value = value.__index__()
+        try:
+            value = value.__index__() if not isinstance(value, bool) else None
+        except (AttributeError, TypeError):
+            value = None
+    if value is None:
+        raise ValueError(f"{name} = {given!r}: must be {allowed}")
     if value < least or (most is not None and value > most):
         near = least if value < least else most
         raise ValueError(f"{name} = {value}: must be {allowed}; nearest: {near}")
@@ -117,7 +130,7 @@ def _integer(name: str, value: Any, least: int, allowed: str = "", most: int | N
 def _number(name: str, value: Any, allowed: str, least: float, most: float, open_below: bool = False) -> float:
     try:
         number = math.nan if isinstance(value, (bool, str)) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not (least <= number <= most) or math.isinf(number) or (open_below and number == least):
         raise ValueError(f"{name} = {value!r}: must be {allowed}")
@@ -138,11 +151,9 @@ def _strings(value: Any) -> list[str]:
 def _ids(value: Any) -> list[int]:
     if value is None:
         return []
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     if not isinstance(value, (list, tuple, set, frozenset)):
         raise ValueError(f"stop_token_ids = {value!r}: must be a list of token ids")
-    return [_integer("stop_token_ids entry", token, 0, "a token id (an integer >= 0)") for token in sorted_ids(value)]
-
-
-def sorted_ids(value: Any) -> list[Any]:
-    """A set in a fixed order; a list as it stands."""
-    return sorted(value) if isinstance(value, (set, frozenset)) else list(value)
+    ids = [_integer("stop_token_ids entry", token, 0, "a token id (an integer >= 0)") for token in value]
+    return sorted(ids) if isinstance(value, (set, frozenset)) else ids

@@ -12,6 +12,8 @@ AVAILABLE = ("ngram",)
 
 _NEURAL = ("eagle", "eagle3", "mtp", "dflash", "draft_model", "extract_hidden_states")
 _WITH_MODEL = ("medusa", *_NEURAL)
+MAX_TOKENS = 4096
+"""Most drafts per step. No method is right that often; the rows of a step are bounded further by the engine."""
 OWN_FIELDS = {
     "model": _WITH_MODEL,
     "draft_tensor_parallel_size": _WITH_MODEL,
@@ -34,7 +36,7 @@ class SpeculativeConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, protected_namespaces=())
 
     method: Optional[Literal[METHODS]] = knob(None, "one of " + ", ".join(METHODS))  # type: ignore[valid-type]
-    num_speculative_tokens: Optional[int] = knob(None, "an integer >= 1", ge=1)
+    num_speculative_tokens: Optional[int] = knob(None, f"an integer from 1 to {MAX_TOKENS}", ge=1, le=MAX_TOKENS)
     model: Optional[str] = knob(None, "the path or name of a draft model", min_length=1)
     draft_tensor_parallel_size: Optional[int] = knob(None, "1 or tensor_parallel_size", ge=1)
     disable_padded_drafter_batch: bool = knob(False, "true or false")

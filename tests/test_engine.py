@@ -273,11 +273,11 @@ def test_refused_requests_leave_no_trace():
     engine, _ = toy_engine(num_blocks=11)
     for prompt, params, words in [
         ([], greedy(), "prompt is empty"),
-        ([1, VOCAB], greedy(), "contains 64.*size 64"),
+        ([1, VOCAB], greedy(), r"prompt_token_ids\[1\] = 64.*size 64"),
         ([1, -1], greedy(), "contains -1"),
         ([1, "a"], greedy(), "list of integers"),
         ([1] * 200, greedy(), "200 tokens.*max_model_len = 128"),
-        ([1], greedy(stop_token_ids=[99]), "stop_token_ids contains 99"),
+        ([1], greedy(stop_token_ids=[99]), r"stop_token_ids\[0\] = 99"),
         ([1], greedy(stop="x"), "no tokenizer"),
         ([1] * 20, greedy(90), "needs 28 KV blocks.*there are 10"),
         ([1], {"temperature": 0}, "must be SamplingParams, not dict"),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ms_spec.config import EngineConfig
 from ms_spec.errors import ConfigError
-from ms_spec.limits import limits_for
+from ms_spec.limits import limits_for, total_memory
+from ms_spec.vllm_arguments import NEUTRAL
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 
@@ -25,9 +28,9 @@ def sampler(**fields):
 WRONG = [
     ({"max_num_seq": 3}, "'max_num_seq' is unknown; did you mean 'max_num_seqs'"),
     ({"zzz": 3}, "'zzz' is unknown; known: .*block_size"),
-    ({"max_num_seqs": 0}, "max_num_seqs = 0: must be an integer >= 1; use 1"),
+    ({"max_num_seqs": 0}, "max_num_seqs = 0: must be an integer from 1 to 4096; use 1"),
     ({"max_num_seqs": True}, "max_num_seqs = true: must be an integer"),
-    ({"max_num_seqs": "3"}, 'max_num_seqs = "3": must be an integer >= 1; use 3'),
+    ({"max_num_seqs": "3"}, 'max_num_seqs = "3": must be an integer from 1 to 4096; use 3'),
     ({"max_num_seqs": 2.5}, "max_num_seqs = 2.5: must be an integer"),
     ({"enforce_eager": 1}, "enforce_eager = 1: must be true or false; use true"),
     ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization = NaN: must be a number above 0"),
@@ -57,9 +60,12 @@ WRONG = [
         spec(prompt_lokup_max=4),
         "speculative_config field 'prompt_lokup_max' is unknown; did you mean 'prompt_lookup_max'",
     ),
-    (spec(num_speculative_tokens=0), "speculative_config.num_speculative_tokens = 0: must be an integer >= 1; use 1"),
+    (
+        spec(num_speculative_tokens=0),
+        "speculative_config.num_speculative_tokens = 0: must be an integer from 1 to 4096; use 1",
+    ),
     (spec(num_speculative_tokens=True), "num_speculative_tokens = true"),
-    (spec(num_speculative_tokens="4"), "num_speculative_tokens = .4.: must be an integer >= 1; use 4"),
+    (spec(num_speculative_tokens="4"), "num_speculative_tokens = .4.: must be an integer from 1 to 4096; use 4"),
     (spec(prompt_lookup_min=5, prompt_lookup_max=2), "prompt_lookup_min = 5: must be <= prompt_lookup_max = 2"),
     (spec(prompt_lookup_max=0), "prompt_lookup_max = 0: .*use 1"),
     (spec(model="draft"), "model = 'draft': only for method medusa.*not for 'ngram'"),
@@ -91,6 +97,26 @@ WRONG = [
     ({**spec(), "kv_transfer_config": {"kv_role": "kv_producer"}}, "must be 1 on the prefill side"),
     ({"kv_transfer_config": {"kv_role": "kv_consumer"}}, "kv_transfer_config.kv_role.*not available"),
     ({"kv_transfer_config": {"kv_role": "producer"}}, "use kv_producer"),
+    ({"max_num_seqs": 10**9}, "max_num_seqs = 1000000000: must be an integer from 1 to 4096; use 4096"),
+    (spec(num_speculative_tokens=10**7), "num_speculative_tokens = 10000000: must be an integer from 1 to 4096"),
+    (spec(num_speculative_tokens=10**9), "use 4096"),
+    ({"max_num_seqs": 64, **spec(num_speculative_tokens=4000)}, "at most 16384 .*tokens <= 255, or max_num_seqs <= 4"),
+    ({"max_model_len": 64, **spec(num_speculative_tokens=64)}, "= 64: must be below max_model_len = 64; use 63"),
+    (spec(method="NGRAM"), "method = .NGRAM.: must be one of ngram, .*; use ngram"),
+    ({"device": "cuda"}, "device = .cuda.: must be one of auto, cpu, ascend; use auto"),
+    ({"dtype": "BFLOAT16"}, "use bfloat16"),
+    ({"speculative_config": {1: 2}}, "speculative_config has the field name 1: must be a dict such as"),
+    ({**spec(), "compilation_config": {"cudagraph_capture_sizes": []}}, r"= \[\]: must name .* = 5; use \[5\]"),
+    ({"served_model_name": ""}, "served_model_name = .*none empty"),
+    ({"served_model_name": ["a", ""]}, "served_model_name = .*none empty"),
+    ({"served_model_name": []}, "served_model_name = .*none empty"),
+    ({"pipeline_parallel_size": 2}, "pipeline_parallel_size = 2: not available in this version; allowed: 1"),
+    ({"pipeline_parallel_siz": 1}, "did you mean 'pipeline_parallel_size'"),
+    ({"revision": "main"}, "revision = 'main': not available in this version; allowed: null"),
+    ({"load_format": "dummy"}, "allowed: .auto."),
+    ({"cpu_offload_gb": 4}, "allowed: 0"),
+    ({"enable_lora": 0}, "enable_lora = 0: .*allowed: false"),
+    ({"zzz": None}, "'zzz' is unknown"),
 ]
 
 
@@ -101,6 +127,43 @@ def test_wrong_arguments(arguments, words):
             make(**arguments)
         assert "\n" not in str(caught.value)
         assert "pydantic" not in str(caught.value)
+
+
+def test_what_vllm_scripts_say_anyway():
+    neutral = {
+        "swap_space": 4,
+        "revision": None,
+        "download_dir": None,
+        "load_format": "auto",
+        "tokenizer_mode": "auto",
+        "cpu_offload_gb": 0,
+        "max_logprobs": 20,
+        "pipeline_parallel_size": 1,
+        "enable_prefix_caching": False,
+        "enable_lora": False,
+    }
+    assert EngineConfig.parse("some/model", **neutral) == EngineConfig.parse("some/model", enable_prefix_caching=False)
+    assert not set(NEUTRAL) & set(EngineConfig.model_fields)
+    for name, values in NEUTRAL.items():
+        for value in (None, *values):
+            assert EngineConfig.parse(**{name: value}) == EngineConfig.parse()
+
+
+def test_numpy_numbers_and_paths():
+    config = EngineConfig.parse(
+        Path("some/model"),
+        tokenizer=Path("other"),
+        max_num_seqs=np.int64(3),
+        max_model_len=np.int32(64),
+        gpu_memory_utilization=np.float32(0.5),
+        seed=np.uint64(2**64 - 1),
+        compilation_config={"cudagraph_capture_sizes": np.array([5, 10])},
+        **spec(num_speculative_tokens=np.int64(4)),
+    )
+    assert (config.model, config.tokenizer, config.max_num_seqs, config.seed) == ("some/model", "other", 3, 2**64 - 1)
+    assert config.compilation_config.cudagraph_capture_sizes == [5, 10]
+    with pytest.raises(ConfigError, match="max_num_seqs = true"):
+        EngineConfig.parse(max_num_seqs=np.True_)
 
 
 def test_too_many_rows_names_all_settings_and_values_that_work():
@@ -184,6 +247,31 @@ def test_cache_size():
     assert limits_for(EngineConfig.parse(), 131072, 1 << 20).max_model_len == 1024
     with pytest.raises(ConfigError, match="less than one request of max_model_len = 131072"):
         limits_for(EngineConfig.parse(max_model_len=131072), 131072, 1 << 20)
+
+
+@pytest.mark.parametrize("field", ["num_gpu_blocks_override", "kv_cache_memory_bytes"])
+def test_a_cache_larger_than_the_machine_is_refused(field, monkeypatch):
+    monkeypatch.setattr("ms_spec.limits.total_memory", lambda: 1 << 30)
+    with pytest.raises(
+        ConfigError, match=rf"{field} = {10**16}: a KV cache of .* GiB .* 1.0 GiB; use {field} <= "
+    ) as no:
+        limits_for(EngineConfig.parse(**{field: 10**16}), 2048, 1000)
+    most = int(str(no.value).rpartition(" ")[2])
+    assert limits_for(EngineConfig.parse(**{field: most}), 2048, 1000).num_blocks == (1 << 30) // 16000 + 1
+    with pytest.raises(ConfigError, match="more than the memory"):
+        limits_for(EngineConfig.parse(**{field: most + 16000}), 2048, 1000)
+
+
+def test_the_machine_has_memory():
+    assert total_memory() > 1 << 28
+
+
+def test_bounds_of_the_model():
+    with pytest.raises(ConfigError, match="num_speculative_tokens = 300: must be below max_model_len = 256; use 255"):
+        limits_for(EngineConfig.parse(**spec(num_speculative_tokens=300)), 256, 1000)
+    limits_for(EngineConfig.parse(**spec(num_speculative_tokens=255)), 256, 1000)
+    with pytest.raises(ConfigError, match=r"kv_cache_memory_bytes = 1: .*>= 112000$"):
+        limits_for(EngineConfig.parse(max_model_len=100, kv_cache_memory_bytes=1), 2048, 1000)
 
 
 def test_imports_nothing_heavy():

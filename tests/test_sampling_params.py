@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 
 import numpy as np
 import pytest
 
 from ms_spec.parts import sampling_defaults
-from ms_spec.sampling_params import NEUTRAL, SamplingParams
+from ms_spec.sampling_params import HOTTEST, NEUTRAL, SamplingParams
 
 
 def test_defaults():
@@ -36,9 +37,10 @@ def test_defaults():
         *[("max_tokens", value) for value in (0, -1, 1.5, "5", True)],
         *[("min_tokens", value) for value in (-1, 1.5, None)],
         *[("seed", value) for value in ("a", 1.5, -1, 2**64, True)],
-        *[("n", value) for value in (0, -1, 1.0, "2")],
+        *[("n", value) for value in (0, -1, 1.0, "2", 10**9)],
+        *[("temperature", value) for value in (10**400, [1])],
         *[("stop", value) for value in ("", ["a", ""], [1], 3)],
-        *[("stop_token_ids", value) for value in (5, ["a"], [-1], [1.5])],
+        *[("stop_token_ids", value) for value in (5, ["a"], [-1], [1.5], {1, "a"}, [True], np.array([1.5]), "12")],
         *[("ignore_eos", value) for value in (1, "yes")],
         *[("presence_penalty", value) for value in (1.5, True)],
         *[("repetition_penalty", value) for value in (1.3, 0)],
@@ -80,6 +82,45 @@ def test_neutral_and_convenient_values():
     assert SamplingParams(seed=0).seed == 0
     assert SamplingParams(seed=2**64 - 1).seed == 2**64 - 1
     assert SamplingParams(max_tokens=np.int64(3), temperature=np.float32(0.5)).max_tokens == 3
+
+
+def test_integers_of_numpy():
+    params = SamplingParams(
+        stop_token_ids=np.array([3, 1]), seed=np.uint64(7), max_tokens=np.int32(3), top_k=np.int64(2), n=np.int64(2)
+    )
+    assert params == SamplingParams(stop_token_ids=[3, 1], seed=7, max_tokens=3, top_k=2, n=2)
+    values = [*params.stop_token_ids, params.seed, params.max_tokens, params.top_k, params.n]
+    assert all(type(value) is int for value in values)
+    assert SamplingParams(stop_token_ids=[np.int64(5)]).stop_token_ids == [5]
+
+
+def test_clone_and_assignment():
+    params = SamplingParams(stop=["a"], stop_token_ids=[1], seed=3)
+    copy = params.clone()
+    assert copy == params and copy is not params
+    copy.stop.append("b")
+    copy.temperature = 0.5
+    assert (params.stop, params.temperature) == (["a"], 1.0)
+    params.stop = "ab"
+    assert params.clone().stop == ["ab"]
+    for name, value in (("temperature", -5), ("max_tokens", 0), ("seed", "x")):
+        changed = SamplingParams()
+        setattr(changed, name, value)
+        with pytest.raises(ValueError, match=f"^{name} = "):
+            changed.clone()
+    params.logprobs = None
+    with pytest.raises(ValueError, match="logprobs = 5: not supported yet"):
+        params.logprobs = 5
+    with pytest.raises(ValueError, match="'temprature' is unknown; did you mean 'temperature'"):
+        params.temprature = 1
+    assert deepcopy(params).clone() == params.clone()
+
+
+def test_the_hottest_temperature():
+    assert SamplingParams(temperature=1e300).temperature == HOTTEST
+    assert SamplingParams(temperature=10**30).temperature == HOTTEST
+    with np.errstate(all="raise"):
+        np.zeros(1, np.float32)[0] = HOTTEST
 
 
 def test_defaults_of_a_checkpoint(caplog):

@@ -62,10 +62,29 @@ def test_hub_names_use_the_local_cache_first(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
     assert resolve("some/model") == sources.Source(tiny_model("llama"), "hf", "some/model")
     with pytest.raises(
-        ValueError, match=r"'other/model' is neither in the local Hugging Face cache.*no route"
+        ValueError, match=r"'other/model' is not in the local Hugging Face cache.*cannot be reached"
     ) as error:
         resolve("other/model")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("fault, words", [("RepositoryNotFoundError", "no such model"), ("Odd", "Odd: xxx")])
+def test_what_the_hub_says_is_short(monkeypatch, fault, words):
+    import huggingface_hub
+
+    def fail(name, **_):
+        raise type(fault, (Exception,), {})("x" * 500 + "\nmore")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ValueError, match=words) as error:
+        resolve("some/model")
+    assert len(str(error.value)) < 200 and "\n" not in str(error.value)
+
+
+def test_a_wrong_tokenizer_is_called_one():
+    for wrong in ("/nope", __file__, str(Path(__file__).parent)):
+        with pytest.raises(ValueError, match=r"^tokenizer: "):
+            _ = load(str(tiny_model("llama")), wrong).tokenizer
 
 
 def test_an_incomplete_local_copy_is_fetched_again(monkeypatch):

@@ -8,12 +8,14 @@ import subprocess
 import sys
 
 import gguf
+import numpy as np
 import pytest
 import sentencepiece
 from tiny import CORPUS, copy_of, new_folder, tiny_model
 from tiny_gguf import tiny_gguf
 from transformers import AutoTokenizer
 
+from ms_spec.models.sources import resolve
 from ms_spec.models.tokenizer import open_tokenizer
 
 TEXTS = [
@@ -154,7 +156,7 @@ def test_gguf_sentencepiece_equals_sentencepiece(spm):
             if "<" in text or text == "":
                 continue  # sentencepiece itself does not know special tokens in text
             assert ours.encode(text) == [1, *model.encode(text)], text
-            assert ours.decode(ours.encode(text)) == model.decode(model.encode(text))
+            assert ours.decode(ours.encode(text), True) == model.decode(model.encode(text))
 
 
 def test_gguf_byte_level_equals_transformers():
@@ -235,7 +237,67 @@ def test_special_tokens_and_vocabulary():
         tokenizer.token_text(2) == "<eos>" and tokenizer.token_text(10**6) == "" and tokenizer.special_ids >= {0, 1, 2}
     )
     assert tokenizer.token_id("<eos>") == 2
-    assert tokenizer.decode([2, 10**6, 5]) == tokenizer.decode([5])
+    assert tokenizer.decode([2, 10**6, 5], True) == tokenizer.decode([5]) == tokenizer.decode(5)
+    assert tokenizer.decode([2, 5]) == "<eos>" + tokenizer.decode([5])
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    """Found before a test gets a cache of its own."""
+    return resolve("smollm2-135m").path
+
+
+@pytest.mark.parametrize("name", ["tiny", "smollm2-135m"])
+def test_calls_of_vllm_scripts_equal_transformers(name, smollm2):
+    ours = open_tokenizer(tiny_model("llama") if name == "tiny" else smollm2)
+    theirs = AutoTokenizer.from_pretrained(str(tiny_model("llama"))) if name == "tiny" else ours.as_transformers()
+    talk = [{"role": "user", "content": "Hi, 你好"}, {"role": "assistant", "content": "Yes."}]
+    for several in (talk, [talk, talk[:1]]):
+        for prompt in (True, False):
+            for options in ({"tokenize": False}, {}, {"return_dict": True}, {"padding": False, "truncation": False}):
+                expected = theirs.apply_chat_template(several, add_generation_prompt=prompt, **options)
+                got = ours.apply_chat_template(several, add_generation_prompt=prompt, **options)
+                assert got == (dict(expected) if options.get("return_dict") else expected)
+    own = "{{ messages[0].content }} {{ x }}"
+    wanted = theirs.apply_chat_template(talk, chat_template=own, tokenize=False, x="y")
+    assert ours.apply_chat_template(talk, chat_template=own, tokenize=False, x="y") == wanted
+    for text in ("Hello <eos>", ["a", "Hello world"]):
+        for special in (True, False):
+            got, expected = ours(text, add_special_tokens=special), theirs(text, add_special_tokens=special)
+            assert got.input_ids == got["input_ids"] == expected.input_ids
+            assert got.attention_mask == expected.attention_mask
+    ids = [*theirs.encode("Hello world"), theirs.eos_token_id]
+    for skip in ({}, {"skip_special_tokens": True}):
+        assert ours.decode(ids, **skip) == theirs.decode(ids, clean_up_tokenization_spaces=False, **skip)
+        wanted = theirs.batch_decode([ids, ids[:1]], clean_up_tokenization_spaces=False, **skip)
+        assert ours.batch_decode([ids, ids[:1]], **skip) == wanted
+    assert ours.decode(np.array(ids)) == ours.decode(ids) and ours.decode(np.int64(5)) == ours.decode([5])
+    assert (len(ours), ours.eos_token, ours.bos_token, ours.pad_token) == (
+        len(theirs),
+        theirs.eos_token,
+        theirs.bos_token,
+        theirs.pad_token,
+    )
+
+
+def test_what_only_transformers_can_do_is_refused():
+    ours = open_tokenizer(tiny_model("llama"))
+    with pytest.raises(ValueError, match=r"padding = True: not supported.*as_transformers\(\)"):
+        ours("a", padding=True)
+    for name in ("return_tensors", "continue_final_message", "truncation"):
+        with pytest.raises(ValueError, match=f"{name} = .*: not supported"):
+            ours.apply_chat_template([{"role": "user", "content": "Hi"}], **{name: "pt"})
+    assert not hasattr(ours("a"), "nothing")
+
+
+def test_text_that_is_no_unicode():
+    tokenizer = open_tokenizer(tiny_model("llama"))
+    for call in (tokenizer.encode, tokenizer, lambda text: tokenizer.encode_chat([{"role": "user", "content": text}])):
+        with pytest.raises(
+            ValueError, match=r"not valid Unicode: character \d+ is the lone surrogate U.DC80; remove it"
+        ):
+            call("ab\udc80")
+    assert tokenizer.encode("ab") and tokenizer.encode("\U0001f600")
 
 
 def test_as_transformers():
