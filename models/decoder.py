@@ -73,9 +73,8 @@ class Decoder(nn.Cell):
         )
         self.rows = backend.Rows(max_len, block_size)
         self.embedding = backend.Embedding(config.vocab_size, config.hidden_size, dtype)
-        self.layers = nn.CellList(
-            [DecoderLayer(config, backend, geometry, self.cos, self.sin, dtype) for _ in range(config.num_layers)]
-        )
+        layers = [DecoderLayer(config, backend, geometry, self.cos, self.sin, dtype) for _ in range(config.num_layers)]
+        self.layers = nn.CellList(backend.fuse(layers))
         tied = self.embedding if config.tie_word_embeddings else None
         self.head = backend.NormLinear(config.vocab_size, config.hidden_size, config.rms_norm_eps, dtype, tied=tied)
 

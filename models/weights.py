@@ -26,7 +26,7 @@ from ms_spec.models.user_cache import cache_root
 
 PANEL = 16
 _CHUNK_VALUES = 1 << 20
-_FORMAT = 2
+_FORMAT = 3
 _log = logging.getLogger("ms_spec")
 
 
@@ -39,7 +39,8 @@ class WeightSpec:
     widens to two values without a shuffle; "rows" is [N, K]; "vector" is [N]. ``dtype``: "float32", "bfloat16" (held as
     its 16 bits, uint16) or "float16". ``sources`` are Hugging Face tensor names, put one below the other, or, if
     ``interleaved``, 16 rows of each in turn (each padded to a multiple of 16). ``optional``: zeros if the checkpoint
-    has none of them. ``round_to``: a dtype that the values are rounded through first.
+    has none of them. ``round_to``: a dtype that the values are rounded through first. ``part`` (i, n): this is slice i
+    of a parameter [n, ...] that n specs of one shape fill.
     """
 
     parameter: Parameter
@@ -50,6 +51,7 @@ class WeightSpec:
     optional: bool = False
     round_to: str | None = None
     interleaved: bool = False
+    part: tuple[int, int] | None = None
 
     def held_shape(self) -> tuple[int, ...]:
         """Shape of the parameter."""
@@ -71,25 +73,39 @@ def load_weights(specs: Sequence[WeightSpec], checkpoint: Checkpoint, *, cache_k
     packed = None
     if cache_key is not None:
         packed = _from_cache(specs, checkpoint, absent, cache_key)
-    for i, spec in enumerate(specs):
+    for i, group in enumerate(_groups(specs)):
         if packed is not None:
-            _bind(spec, packed.tensor(i, HELD[spec.dtype], spec.held_shape()))
+            _bind(group[0], packed.tensor(i, HELD[group[0].dtype], _whole_shape(group)))
         else:
-            _bind(spec, _in_memory(spec, checkpoint, absent))
+            _bind(group[0], _in_memory(group, checkpoint, absent))
+
+
+def _groups(specs: Sequence[WeightSpec]) -> list[list[WeightSpec]]:
+    """The specs of each parameter, in the order of its parts."""
+    groups: dict[int, list[WeightSpec]] = {}
+    for spec in specs:
+        groups.setdefault(id(spec.parameter), []).append(spec)
+    return [sorted(group, key=lambda spec: spec.part or (0, 1)) for group in groups.values()]
+
+
+def _whole_shape(group: list[WeightSpec]) -> tuple[int, ...]:
+    shape = group[0].held_shape()
+    return shape if group[0].part is None else (len(group), *shape)
 
 
 def _from_cache(
     specs: Sequence[WeightSpec], checkpoint: Checkpoint, absent: set[str], cache_key: str
 ) -> PackedFile | None:
-    described = [[s.shape, s.layout, s.dtype, s.sources, s.optional, s.round_to, s.interleaved] for s in specs]
+    described = [[s.shape, s.layout, s.dtype, s.sources, s.optional, s.round_to, s.interleaved, s.part] for s in specs]
     key = json.dumps([_FORMAT, cache_key, checkpoint.identity(), described])
     path = cache_root() / "weights" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.packed"
-    sizes = [math.prod(s.held_shape()) * HELD[s.dtype].itemsize for s in specs]
+    groups = _groups(specs)
+    sizes = [math.prod(_whole_shape(group)) * HELD[group[0].dtype].itemsize for group in groups]
     packed = PackedFile.open(path, sizes)
     if packed is not None:
         return packed
     try:
-        write_packed(path, (_packed_rows(s, checkpoint, absent) for s in specs))
+        write_packed(path, (_packed_group(group, checkpoint, absent) for group in groups))
     except OSError as error:
         _log.warning(
             "packed weights are kept in memory: %s cannot be written (%s)", path.parent, error.strerror or error
@@ -98,10 +114,10 @@ def _from_cache(
     return PackedFile.open(path, sizes, verify=False)
 
 
-def _in_memory(spec: WeightSpec, checkpoint: Checkpoint, absent: set[str]) -> np.ndarray:
-    array = np.empty(spec.held_shape(), HELD[spec.dtype])
+def _in_memory(group: list[WeightSpec], checkpoint: Checkpoint, absent: set[str]) -> np.ndarray:
+    array = np.empty(_whole_shape(group), HELD[group[0].dtype])
     flat, at = array.reshape(-1), 0
-    for chunk in _packed_rows(spec, checkpoint, absent):
+    for chunk in _packed_group(group, checkpoint, absent):
         flat[at : at + chunk.size] = chunk.reshape(-1)
         at += chunk.size
     return array
@@ -114,6 +130,11 @@ def _bind(spec: WeightSpec, array: np.ndarray) -> None:
     else:
         tensor = Tensor.from_numpy(array)
     spec.parameter.set_data(tensor, slice_shape=True)
+
+
+def _packed_group(group: list[WeightSpec], checkpoint: Checkpoint, absent: set[str]) -> Iterator[np.ndarray]:
+    for spec in group:
+        yield from _packed_rows(spec, checkpoint, absent)
 
 
 def _packed_rows(spec: WeightSpec, checkpoint: Checkpoint, absent: set[str]) -> Iterator[np.ndarray]:

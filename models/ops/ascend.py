@@ -319,6 +319,9 @@ class AscendOps:
     def Embedding(self, vocab: int, hidden: int, dtype: str) -> Embedding:
         return Embedding(vocab, hidden, self._stored(dtype))
 
+    def fuse(self, layers: list[nn.Cell]) -> list[nn.Cell]:
+        return layers
+
     def NormLinear(
         self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False, tied: Any = None
     ) -> NormLinear:

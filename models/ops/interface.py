@@ -71,6 +71,9 @@ class Backend(Protocol):
         up to the row's own. Owns ``k_cache`` and ``v_cache``.
         """
 
+    def fuse(self, layers: list[Any]) -> list[Any]:
+        """Cells that do what the decoder layers do, all of one shape, in fewer operations where that is faster."""
+
     def Pick(self) -> Any:
         """(x [R, H], rows) -> (x [1, H], rows): the last live row of a prefill chunk, as rows of their own."""
 

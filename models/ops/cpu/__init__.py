@@ -28,6 +28,7 @@ class CpuOps:
     Entropy = sampling.Entropy
     Grid = sampling.Grid
     NgramLookup = sampling.NgramLookup
+    fuse = staticmethod(layers.fuse)
 
     def __init__(self) -> None:
         library()  # raises NoCompiler here, not in the middle of a network

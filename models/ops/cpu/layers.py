@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import mindspore as ms
@@ -23,6 +24,13 @@ def _packed(name: str, dtype: str) -> Parameter:
 
 def _vector(name: str, size: int, fill: float = 0.0) -> Parameter:
     return Parameter(Tensor(np.full(size, fill, np.float32)), name=name, requires_grad=False)
+
+
+def _zeros(name: str, shape: tuple[int, ...]) -> Parameter:
+    """Zeros that take memory only where they are written."""
+    parameter = Parameter(Tensor(np.zeros(1, np.float32)), name=name, requires_grad=False)
+    parameter.set_data(Tensor.from_numpy(np.zeros(shape, np.float32)), slice_shape=True)
+    return parameter
 
 
 def _like(shape_of: int, out: int) -> tuple[Any, Any]:
@@ -172,12 +180,8 @@ class Attention(nn.Cell):
         g = geometry
         padded = -(-g.head_dim // LANES) * LANES
         tiles = (g.num_blocks, g.num_kv_heads, g.block_size // LANES, g.head_dim, LANES)
-        self.k_cache = Parameter(ms.ops.zeros(tiles, ms.float32), name="k_cache", requires_grad=False)
-        self.v_cache = Parameter(
-            ms.ops.zeros((g.num_blocks, g.num_kv_heads, g.block_size, padded), ms.float32),
-            name="v_cache",
-            requires_grad=False,
-        )
+        self.k_cache = _zeros("k_cache", tiles)
+        self.v_cache = _zeros("v_cache", (g.num_blocks, g.num_kv_heads, g.block_size, padded))
         self.head_dim, self.qk_norm = g.head_dim, g.qk_norm
         self.q_gamma, self.k_gamma = (_bias(f"{c}_gamma", g.head_dim, g.qk_norm) for c in "qk")
         self.eps = Tensor(np.array([g.rms_norm_eps], np.float32))
@@ -197,6 +201,74 @@ class Attention(nn.Cell):
         return self.op(
             qkv, rows[1], rows[2], rows[4], rows[5], self.cos, self.sin, *caches, self.q_gamma, self.k_gamma, self.eps
         )
+
+
+class FusedLayer(nn.Cell):
+    """A decoder layer in one kernel, on parameters that hold those of all layers: each costs time at every step."""
+
+    def __init__(self, layer: Any, index: int, shared: dict[str, Any], count: int) -> None:
+        super().__init__()
+        self.numbers = Tensor(np.array([layer.qkv.shape[0], layer.gated.shape[0], index], np.int32))
+        self.cos, self.sin, self.eps = layer.attention.cos, layer.attention.sin, layer.qkv.eps
+        self.k_cache, self.v_cache = shared["k_cache"], shared["v_cache"]
+        self.q_gamma, self.k_gamma = shared["q_gamma"], shared["k_gamma"]
+        self.gamma, self.qkv, self.qkv_bias = shared["gamma"], shared["qkv"], shared["qkv_bias"]
+        self.output, self.output_bias = shared["output"], shared["output_bias"]
+        self.gamma2, self.gate_up = shared["gamma2"], shared["gate_up"]
+        self.gate_bias, self.up_bias = shared["gate_bias"], shared["up_bias"]
+        self.down, self.down_bias = shared["down"], shared["down_bias"]
+        self.op = kernel(f"layer_{layer.qkv.dtype}", lambda *shapes: shapes[0], lambda *_: ms.float32, mutates=True)
+        self.specs_of_layer = layer.weights
+        self.place = {id(own): shared[name] for name, own in _own_parameters(layer).items()}
+        self.part = (index, count)
+
+    def weights(self, at: str) -> list[WeightSpec]:
+        """Those of the layer, as parts of the shared parameters."""
+        specs = self.specs_of_layer(at)
+        return [replace(spec, parameter=self.place[id(spec.parameter)], part=self.part) for spec in specs]
+
+    def construct(self, x: Tensor, rows: tuple) -> Tensor:
+        return self.op(
+            *(x, rows[1], rows[2], rows[4], rows[5], self.cos, self.sin),
+            *(self.k_cache, self.v_cache, self.q_gamma, self.k_gamma, self.gamma, self.qkv, self.qkv_bias),
+            *(self.output, self.output_bias, self.gamma2, self.gate_up, self.gate_bias, self.up_bias),
+            *(self.down, self.down_bias, self.eps, self.numbers),
+        )
+
+
+def _own_parameters(layer: Any) -> dict[str, Any]:
+    """What a decoder layer owns, by the names that its fused twin uses."""
+    qkv, attention, gated = layer.qkv, layer.attention, layer.gated
+    return {
+        "k_cache": attention.k_cache,
+        "v_cache": attention.v_cache,
+        "q_gamma": attention.q_gamma,
+        "k_gamma": attention.k_gamma,
+        "gamma": qkv.gamma,
+        "qkv": qkv.weight,
+        "qkv_bias": qkv.bias,
+        "output": layer.output.weight,
+        "output_bias": layer.output.bias,
+        "gamma2": gated.gamma,
+        "gate_up": gated.gate_up,
+        "gate_bias": gated.gate_bias,
+        "up_bias": gated.up_bias,
+        "down": layer.down.weight,
+        "down_bias": layer.down.bias,
+    }
+
+
+def fuse(layers: list[Any]) -> list[FusedLayer]:
+    """Decoder layers of one shape, each in one kernel."""
+    shared: dict[str, Any] = {}
+    for name, own in _own_parameters(layers[0]).items():
+        if own is _NO_BIAS:
+            shared[name] = own
+        elif name in ("k_cache", "v_cache"):
+            shared[name] = _zeros(name, (len(layers), *own.shape))
+        else:  # the loader gives it its shape
+            shared[name] = Parameter(Tensor(np.zeros(1), own.dtype), name=name, requires_grad=False)
+    return [FusedLayer(layer, i, shared, len(layers)) for i, layer in enumerate(layers)]
 
 
 class WriteHistory(nn.Cell):

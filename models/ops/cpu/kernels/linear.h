@@ -315,10 +315,3 @@ int embedding(void** params, int64_t** shapes) {
 }
 
 }  // namespace
-
-// The kernels of one dtype. Each has a file of its own, so that they compile side by side.
-#define LINEAR_KERNELS(name, W)                                                     \
-    KERNEL norm_linear_##name(KERNEL_ARGS) { return norm_linear<W>(params, shapes); } \
-    KERNEL norm_gated_##name(KERNEL_ARGS) { return norm_gated<W>(params, shapes); }   \
-    KERNEL linear_add_##name(KERNEL_ARGS) { return linear_add<W>(params, shapes); }   \
-    KERNEL embedding_##name(KERNEL_ARGS) { return embedding<W>(params, shapes); }

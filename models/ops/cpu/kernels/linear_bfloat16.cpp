@@ -1,3 +1,3 @@
-#include "linear.h"
+#include "layer.h"
 
-LINEAR_KERNELS(bfloat16, BF16)
+KERNELS_OF_DTYPE(bfloat16, BF16)

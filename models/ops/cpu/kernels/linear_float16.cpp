@@ -1,3 +1,3 @@
-#include "linear.h"
+#include "layer.h"
 
-LINEAR_KERNELS(float16, F16)
+KERNELS_OF_DTYPE(float16, F16)

@@ -1,3 +1,3 @@
-#include "linear.h"
+#include "layer.h"
 
-LINEAR_KERNELS(float32, F32)
+KERNELS_OF_DTYPE(float32, F32)
