@@ -61,23 +61,16 @@ def _check_part(part: Any, where: str) -> str:
     return str(part["text"])
 
 
-def render(
-    messages: Messages,
-    template: str,
-    *,
-    special_tokens: Mapping[str, Any] | None = None,
-    add_generation_prompt: bool = True,
-    **variables: Any,
-) -> str:
-    """The conversation as text. ``special_tokens``: bos_token, eos_token, ... as the template may name them.
+def render(messages: Messages, template: str, variables: Mapping[str, Any], add_generation_prompt: bool) -> str:
+    """The conversation as text.
 
-    ``variables``: whatever else the template may name; a template ignores those that it does not.
+    variables: what else the template may name, such as bos_token; it ignores those that it does not.
 
     ValueError (one line) for messages of the wrong shape, and for whatever the template objects to.
     """
     if variables.get("continue_final_message"):
         raise ValueError("continue_final_message = True: not supported yet; leave it out")
-    names = {"tools": None, "documents": None, **(special_tokens or {}), **variables}
+    names = {"tools": None, "documents": None, **variables}
     names.update(messages=check_messages(messages), add_generation_prompt=add_generation_prompt)
     program = _compiled(template)
     try:

@@ -164,11 +164,7 @@ class Tokenizer:
         if template is None or template in self.templates:
             template = chat_template.choose(self.templates, self.location, template)
         return chat_template.render(
-            messages,
-            template,
-            special_tokens=self.special_tokens,
-            add_generation_prompt=add_generation_prompt,
-            **variables,
+            messages, template, {**self.special_tokens, **variables}, add_generation_prompt=add_generation_prompt
         )
 
     def encode_chat(self, messages: chat_template.Messages, **options: Any) -> list[int]:

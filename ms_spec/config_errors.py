@@ -83,6 +83,13 @@ def _allowed(field: Any) -> str:
     return extra["allowed"] if isinstance(extra, dict) and "allowed" in extra else "another value"
 
 
+def _within(number: float, field: Any) -> float:
+    """The nearest number that the bounds of ``field`` allow."""
+    for bound in getattr(field, "metadata", ()):
+        number = min(max(number, getattr(bound, "ge", number)), getattr(bound, "le", number))
+    return number
+
+
 def _nearest(fault: Mapping[str, Any], field: Any) -> str:
     """The value that the user most likely wants, "" where there is no telling."""
     kind, value, context = fault["type"], fault["input"], fault.get("ctx", {})
@@ -95,7 +102,7 @@ def _nearest(fault: Mapping[str, Any], field: Any) -> str:
         return guesses.get(str(value).lower(), "")
     if kind in ("int_type", "float_type", "int_from_float") and not isinstance(value, bool):
         try:
-            number = float(value)
+            number = _within(float(value), field)
             return str(int(number)) if number == int(number) else ("" if kind != "float_type" else str(number))
         except (TypeError, ValueError, OverflowError):
             return ""

@@ -153,7 +153,7 @@ class LLM:
         if chat_template is not None:
             options["template"] = chat_template
         tokenizer = self.get_tokenizer()
-        prompts = [
+        prompts: list[Any] = [
             chat_prompt(tokenizer, conversation, options, f"conversation {number}: " if several else "")
             for number, conversation in enumerate(conversations)
         ]

@@ -13,7 +13,7 @@ AVAILABLE = ("ngram",)
 _NEURAL = ("eagle", "eagle3", "mtp", "dflash", "draft_model", "extract_hidden_states")
 _WITH_MODEL = ("medusa", *_NEURAL)
 MAX_TOKENS = 4096
-"""Most drafts per step. No method is right that often; the rows of a step are bounded further by the engine."""
+"""Most drafts per step, and the longest n-gram. Nobody is right that often; the engine bounds a step's rows further."""
 OWN_FIELDS = {
     "model": _WITH_MODEL,
     "draft_tensor_parallel_size": _WITH_MODEL,
@@ -40,8 +40,12 @@ class SpeculativeConfig(BaseModel):
     model: Optional[str] = knob(None, "the path or name of a draft model", min_length=1)
     draft_tensor_parallel_size: Optional[int] = knob(None, "1 or tensor_parallel_size", ge=1)
     disable_padded_drafter_batch: bool = knob(False, "true or false")
-    prompt_lookup_max: Optional[int] = knob(None, "an integer >= 1 and >= prompt_lookup_min", ge=1)
-    prompt_lookup_min: Optional[int] = knob(None, "an integer >= 1 and <= prompt_lookup_max", ge=1)
+    prompt_lookup_max: Optional[int] = knob(
+        None, f"an integer from 1 to {MAX_TOKENS} and >= prompt_lookup_min", ge=1, le=MAX_TOKENS
+    )
+    prompt_lookup_min: Optional[int] = knob(
+        None, f"an integer from 1 to {MAX_TOKENS} and <= prompt_lookup_max", ge=1, le=MAX_TOKENS
+    )
     suffix_decoding_max_tree_depth: int = knob(24, "an integer >= 1", ge=1)
     suffix_decoding_max_cached_requests: int = knob(10000, "an integer >= 0", ge=0)
     suffix_decoding_max_spec_factor: float = knob(1.0, "a number >= 0", ge=0)

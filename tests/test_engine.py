@@ -274,7 +274,7 @@ def test_refused_requests_leave_no_trace():
     for prompt, params, words in [
         ([], greedy(), "prompt is empty"),
         ([1, VOCAB], greedy(), r"prompt_token_ids\[1\] = 64.*size 64"),
-        ([1, -1], greedy(), "contains -1"),
+        ([1, -1], greedy(), r"prompt_token_ids\[1\] = -1"),
         ([1, "a"], greedy(), "list of integers"),
         ([1] * 200, greedy(), "200 tokens.*max_model_len = 128"),
         ([1], greedy(stop_token_ids=[99]), r"stop_token_ids\[0\] = 99"),

@@ -100,6 +100,7 @@ WRONG = [
     ({"max_num_seqs": 10**9}, "max_num_seqs = 1000000000: must be an integer from 1 to 4096; use 4096"),
     (spec(num_speculative_tokens=10**7), "num_speculative_tokens = 10000000: must be an integer from 1 to 4096"),
     (spec(num_speculative_tokens=10**9), "use 4096"),
+    (spec(prompt_lookup_max=10**9), "prompt_lookup_max = 1000000000: must be an integer from 1 to 4096.*use 4096"),
     ({"max_num_seqs": 64, **spec(num_speculative_tokens=4000)}, "at most 16384 .*tokens <= 255, or max_num_seqs <= 4"),
     ({"max_model_len": 64, **spec(num_speculative_tokens=64)}, "= 64: must be below max_model_len = 64; use 63"),
     (spec(method="NGRAM"), "method = .NGRAM.: must be one of ngram, .*; use ngram"),
