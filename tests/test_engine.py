@@ -275,7 +275,7 @@ def test_refused_requests_leave_no_trace():
         ([], greedy(), "prompt is empty"),
         ([1, VOCAB], greedy(), r"prompt_token_ids\[1\] = 64.*size 64"),
         ([1, -1], greedy(), r"prompt_token_ids\[1\] = -1"),
-        ([1, "a"], greedy(), "list of integers"),
+        ([1, "a"], greedy(), r"prompt_token_ids\[1\] = .a.: must be a token id"),
         ([1] * 200, greedy(), "200 tokens.*max_model_len = 128"),
         ([1], greedy(stop_token_ids=[99]), r"stop_token_ids\[0\] = 99"),
         ([1], greedy(stop="x"), "no tokenizer"),
