@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ascend_emulator as emulator
-import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor
@@ -14,6 +13,7 @@ from ms_spec.models.ops.ascend import AscendOps
 from ms_spec.models.weights import load_weights
 from ms_spec.proposers.ngram import NgramProposer
 from ms_spec.runner import ModelRunner
+from ms_spec.runtime import use_mode
 from ms_spec.verify.buckets import Buckets
 from ms_spec.work import Work
 
@@ -23,10 +23,9 @@ TABLES = {1: [5, 1, 7], 2: [2, 3, 6], 3: [4, 9, 8]}
 
 @pytest.fixture(autouse=True)
 def eager():
-    before = ms.get_context("mode")
-    ms.set_context(mode=ms.PYNATIVE_MODE)
+    use_mode(True)  # the emulators compute on the host
     yield
-    ms.set_context(mode=before)
+    use_mode(False)
 
 
 @pytest.fixture
@@ -50,6 +49,7 @@ def model():
         num_drafts=K,
         make_proposer=lambda: NgramProposer(backend, 2, 4, K),
         rule_options={},
+        eager=True,
     )
     return runner, {name: value.astype(np.float64) for name, value in checkpoint.tensors.items()}
 
