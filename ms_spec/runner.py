@@ -168,7 +168,7 @@ class ModelRunner:
             inputs.slot[len(works) :] = 0
             inputs.tokens[len(works) :] = -1
             inputs.limit[len(works) :] = 0
-        use_mode(self._eager)  # another model of this process may have switched it
+        use_mode(self._eager)  # another model of this process, or its user, may have switched it
         step = self._steps[bucket]
         # A tensor that a device has seen may stay there as it was; only memory shared with the graph can be reused.
         tensors = inputs.copies() if self._host_bounds else inputs.tensors

@@ -69,17 +69,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_thread)
 
 
-_eager: bool | None = None
-
-
 def use_mode(eager: bool) -> None:
     """Switches the process between compiled graphs and PyNative, where it is not there already."""
-    global _eager
-    if eager != _eager:
-        import mindspore as ms
+    import mindspore as ms
 
-        ms.set_context(mode=ms.PYNATIVE_MODE if eager else ms.GRAPH_MODE)
-        _eager = eager
+    wanted = ms.PYNATIVE_MODE if eager else ms.GRAPH_MODE
+    if ms.get_context("mode") != wanted:
+        ms.set_context(mode=wanted)
 
 
 def setup_mindspore(device: str, eager: bool = False) -> None:
