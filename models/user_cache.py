@@ -6,19 +6,26 @@ import contextlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 KINDS = ("kernels", "weights", "tokenizers", "models", "hashes")
+NOWHERE = Path(os.devnull) / "ms-spec"
+"""Cannot be made or written."""
+_ABANDONED_S = 24 * 3600.0
 
 
 def cache_root() -> Path:
-    """``$MS_SPEC_CACHE``, else ``$XDG_CACHE_HOME/ms-spec``, else ``~/.cache/ms-spec``."""
-    if os.environ.get("MS_SPEC_CACHE"):
-        return Path(os.environ["MS_SPEC_CACHE"]).expanduser()
+    """``$MS_SPEC_CACHE``, else ``$XDG_CACHE_HOME/ms-spec``, else ``~/.cache/ms-spec``. Perhaps it cannot be written."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "ms-spec"
+    try:
+        if os.environ.get("MS_SPEC_CACHE"):
+            return Path(os.environ["MS_SPEC_CACHE"]).expanduser()
+        return (Path(base) if base else Path.home() / ".cache") / "ms-spec"
+    except RuntimeError:  # a user without a home
+        return NOWHERE
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,9 @@ def clear_cache(kinds: Iterable[str] | None = None) -> int:
     """Deletes what is kept of these kinds (all by default) and returns the bytes freed.
 
     A process that has a file mapped keeps its pages. Only the known folders are touched, never the root itself.
+
+    Raises:
+        OSError: the first thing that cannot be removed, when all others are.
     """
     chosen = list(KINDS if kinds is None else kinds)
     for kind in chosen:
@@ -56,12 +66,16 @@ def clear_cache(kinds: Iterable[str] | None = None) -> int:
     before = sum(e.bytes for e in cache_entries())
     for kind in chosen:
         shutil.rmtree(cache_root() / kind, ignore_errors=True)
+    for kind in chosen:
+        if any((cache_root() / kind).glob("*")):
+            shutil.rmtree(cache_root() / kind)  # once more, for the reason
     return before - sum(e.bytes for e in cache_entries())
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Readers see the old file or the whole new one. OSError where the folder cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(path.parent)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as stream:
@@ -73,3 +87,12 @@ def write_atomically(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             Path(name).unlink()
         raise
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Temporary files and folders of processes that were killed."""
+    for left in folder.iterdir():
+        if left.name.startswith((".", "tmp")):
+            with contextlib.suppress(OSError):
+                if time.time() - left.stat().st_mtime > _ABANDONED_S:
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()

@@ -108,7 +108,10 @@ def _from_cache(
         write_packed(path, (_packed_group(group, checkpoint, absent) for group in groups))
     except OSError as error:
         _log.warning(
-            "packed weights are kept in memory: %s cannot be written (%s)", path.parent, error.strerror or error
+            "packed weights are kept in memory and packed at every start: %s cannot be written (%s); "
+            "set MS_SPEC_CACHE to a folder you can write to",
+            path.parent,
+            error.strerror or error,
         )
         return None
     return PackedFile.open(path, sizes, verify=False)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ms_spec.config import EngineConfig
 from ms_spec.limits import device_of, model_limits
+from ms_spec.models.ops import select
 from ms_spec.parts import Parts
 from ms_spec.runtime import graph_thread, setup_mindspore
 
@@ -27,7 +28,10 @@ def assemble(config: EngineConfig) -> Parts:
             loaded.config.max_position_embeddings,
         )
     tokenizer = loaded.tokenizer
-    runner = graph_thread().run(_build, config, loaded)
+    device = device_of(config)
+    graph_thread().run(setup_mindspore, device, config.eager)
+    backend = select(device)  # on this thread: Ctrl-C ends the compiler of the kernels
+    runner = graph_thread().run(_build, config, loaded, backend)
     limits = replace(limits, num_blocks=runner.num_blocks)
     return Parts(
         runner,
@@ -40,14 +44,19 @@ def assemble(config: EngineConfig) -> Parts:
     )
 
 
-def _build(config: EngineConfig, loaded: Any) -> Any:
+def _build(config: EngineConfig, loaded: Any, backend: Any) -> Any:
     """On the graph thread."""
-    setup_mindspore(device_of(config), config.eager)
     from tqdm import tqdm
 
     from ms_spec.runner import build_runner
 
-    runner = build_runner(config, loaded)
+    check = graph_thread().check
+    runner = build_runner(config, loaded, backend, check)
     with tqdm(total=len(runner.plan()), desc="compiling", delay=2, dynamic_ncols=True) as bar:
-        runner.warm_up(bar.update)
+
+        def compiled(graphs: int) -> None:
+            bar.update(graphs)
+            check()
+
+        runner.warm_up(compiled)
     return runner

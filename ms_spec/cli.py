@@ -12,11 +12,11 @@ from typing import Annotated, Any, Optional, TextIO
 import typer
 
 from ms_spec import __version__
-from ms_spec.errors import ConfigError, EngineError, unknown_name
-from ms_spec.interrupt import interruptible
+from ms_spec.errors import ConfigError, EngineError, OutputError, unknown_name
 from ms_spec.job import DEFAULT_MODEL, DEFAULT_SAMPLING, Job, Printer, execute, one_line
 from ms_spec.prompts import Prompt, read_prompts, read_stdin_prompt
-from ms_spec.terminal import JsonPrinter, TextPrinter, note, result_stream
+from ms_spec.result_streams import result_file, result_stream
+from ms_spec.terminal import JsonPrinter, TextPrinter, note
 
 EXIT_FAILURE, EXIT_MISTAKE, EXIT_INTERRUPT, EXIT_PIPE = 1, 2, 130, 141
 # What a person can cause.
@@ -191,7 +191,7 @@ def _execute(job: Job, out: TextIO, as_json: bool, show_drafts: bool) -> int:
         single = len(job.prompts) == 1 and {**job.sampling, **job.prompts[0].sampling}.get("n", 1) == 1
         printer = TextPrinter(out, len(job.prompts), single, show_drafts)
     try:
-        with redirect_stdout(sys.stderr), interruptible():
+        with redirect_stdout(sys.stderr):
             return execute(job, printer)
     except BrokenPipeError:
         raise ClosedPipe from None
@@ -213,10 +213,8 @@ def run_file(
             raise ConfigError("show_drafts colours text, json prints none: set one of them")
         with result_stream() as out:
             return _execute(run.job, out, run.json, run.show_drafts)
-    partial = run.output.with_name(run.output.name + ".part")
-    with partial.open("w", encoding="utf-8") as out:
+    with result_file(run.output) as out:
         code = _execute(run.job, out, True, False)
-    partial.replace(run.output)  # a file of that name is a whole one
     note(f"[{len(run.job.prompts)} results in {run.output}]")
     return code
 
@@ -272,17 +270,17 @@ def _is_usage_error(error: BaseException) -> bool:
 def run_app(arguments: Optional[list[str]] = None) -> int:
     """Runs the command line.
 
-    Returns the exit code: 0, 1 if the model failed, 2 for a mistake, 130 for Ctrl-C, 141 for a closed pipe.
+    Returns the exit code: 0, 1 if the model or the machine failed, 2 for a mistake, 130 for Ctrl-C, 141 for a closed
+    pipe.
     """
     try:
         code = app(args=arguments, prog_name="ms-spec", standalone_mode=False)
-        sys.stdout.flush()
+        _flush()
         if code == EXIT_INTERRUPT:  # newer versions of typer turn Ctrl-C into this code
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except (BrokenPipeError, ClosedPipe):
-        # Nobody reads any more; at exit Python would flush into the closed pipe and complain.
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+        _give_up_stdout()
         return EXIT_PIPE
     except (KeyboardInterrupt, typer.Abort):
         note("\nms-spec: interrupted")
@@ -296,6 +294,12 @@ def run_app(arguments: Optional[list[str]] = None) -> int:
     except EngineError as error:
         note(f"ms-spec: error: {one_line(error)}")
         return EXIT_FAILURE
+    except (OSError, OutputError) as error:
+        if os.environ.get("MS_SPEC_DEBUG"):
+            raise
+        note(f"ms-spec: error: {one_line(error)}")
+        _give_up_stdout()  # it may be what failed
+        return EXIT_FAILURE
     except Exception as error:
         if not _is_usage_error(error):
             raise
@@ -306,10 +310,34 @@ def run_app(arguments: Optional[list[str]] = None) -> int:
         return EXIT_MISTAKE
 
 
+def _flush() -> None:
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"stdout cannot be written: {error.strerror}") from None
+
+
+def _give_up_stdout() -> None:
+    """Nobody gets what is written there; at exit Python would flush into it and complain."""
+    if sys.stdout is not None:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+
+
+def _fill_standard_descriptors() -> None:
+    """A descriptor that the caller closed would go to the next file opened, and prints would land in that file."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+
+
 def main() -> None:
-    """The entry point of ``ms-spec``."""
-    code = run_app()
-    if code == EXIT_INTERRUPT:  # a graph may still be running, and nobody waits for it
-        sys.stdout.flush()
-        os._exit(code)
-    sys.exit(code)
+    """The command."""
+    _fill_standard_descriptors()
+    sys.exit(run_app())

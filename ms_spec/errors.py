@@ -14,6 +14,10 @@ class RequestError(ValueError):
     """A prompt or a sampling parameter that cannot be served. Concerns one request only."""
 
 
+class OutputError(RuntimeError):
+    """Results cannot be written where they are to go."""
+
+
 class EngineError(RuntimeError):
     """The model failed while it ran; every request in flight was ended with this error."""
 

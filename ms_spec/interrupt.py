@@ -1,47 +1,96 @@
 """Ctrl-C while graphs run.
 
-MindSpore puts a handler of its own on SIGINT for as long as a graph compiles or runs, and that one ends the process
-with SIGTERM. So SIGINT is blocked, a thread waits for it, and passes it on to the main thread as another signal.
+As long as a graph compiles or runs, MindSpore has a handler of its own on SIGINT, and that one ends the process with
+SIGTERM. So whoever waits for a graph blocks SIGINT and waits for the signal and the result together: a thread that
+waits for a signal gets it past all handlers, and the main thread gets it first. It is raised again, for whatever
+handler was there before (as a rule KeyboardInterrupt), when nothing would be left half done.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Callable
+
+_AVAILABLE = hasattr(signal, "sigwaitinfo")
+_WAKE: Any = getattr(signal, "SIGRTMAX", None)
 
 
-def _raise(*_: Any) -> None:
-    raise KeyboardInterrupt
+def ignore_interrupts() -> None:
+    """This thread, and those that it starts, are never the ones to get SIGINT."""
+    if _AVAILABLE:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """KeyboardInterrupt at Ctrl-C inside this block, whatever runs. Threads that are to be left alone start inside it.
+def until_it_waits(thread: int) -> None:
+    """Returns when the thread (a native id) waits for SIGINT: Linux then shows the signal as not blocked."""
+    with suppress(OSError, IndexError, ValueError):
+        file = _stat_of(thread)
+        for _ in range(1000):
+            blocked = int(os.pread(file, 4096, 0).rpartition(b")")[2].split()[29])  # field 32: the first 31 signals
+            if not blocked >> (signal.SIGINT - 1) & 1:
+                return
 
-    Does nothing outside the main thread, or where the system has no such signals.
+
+@functools.cache
+def _stat_of(thread: int) -> int:
+    return os.open(f"/proc/{os.getpid()}/task/{thread}/stat", os.O_RDONLY)
+
+
+class HeldInterrupts:
+    """A block that Ctrl-C does not cut in two: it takes effect where the block ends. Blocks may be nested.
+
+    On other threads than the main one: the block only stays out of the signal's way.
     """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "sigtimedwait"):
-        yield
-        return
-    main = threading.get_ident()
-    over = threading.Event()
 
-    def watch() -> None:
-        while not over.is_set():
-            if signal.sigtimedwait({signal.SIGINT}, 0.2) and not over.is_set():
-                signal.pthread_kill(main, signal.SIGUSR2)
+    def __init__(self) -> None:
+        self._main = _AVAILABLE and threading.current_thread() is threading.main_thread()
+        self.waiter = threading.get_native_id() if self._main else None
+        """The thread that will get the signal in :meth:`wait`."""
+        self._asked = False
+        self._before: Any = None
 
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    handler = signal.signal(signal.SIGUSR2, _raise)
-    thread = threading.Thread(target=watch, name="ms-spec-interrupt", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-        signal.signal(signal.SIGUSR2, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    def __enter__(self) -> HeldInterrupts:
+        if self._main and signal.getsignal(signal.SIGINT) is not None:  # None: not Python's, could not be put back
+            self._before = signal.signal(signal.SIGINT, self._note)
+        if _AVAILABLE:
+            self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, _WAKE})
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if _AVAILABLE:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+        if self._asked:
+            signal.raise_signal(signal.SIGINT)
+
+    def _note(self, *_: Any) -> None:
+        self._asked = self._before != signal.SIG_IGN
+
+    def wait(self, future: Future, on_interrupt: Callable[[], None]) -> None:
+        """Until the future is done, whatever happens. ``on_interrupt`` is called at Ctrl-C."""
+        if not self._main:
+            wait([future])
+            return
+        me = threading.get_ident()
+        future.add_done_callback(lambda _: signal.pthread_kill(me, _WAKE))  # exactly one, and it is always taken
+        failure: BaseException | None = None
+        while True:
+            try:
+                if signal.sigwaitinfo({signal.SIGINT, _WAKE}).si_signo == _WAKE:
+                    break
+                self._note()
+                if self._asked:
+                    on_interrupt()
+            except BaseException as error:  # by the handler of another signal
+                failure = error
+        if failure is not None:
+            raise failure

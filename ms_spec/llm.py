@@ -23,6 +23,7 @@ from ms_spec.inputs import (
     read_prompt,
     shown_prompt,
 )
+from ms_spec.interrupt import HeldInterrupts
 from ms_spec.metrics import EngineMetrics
 from ms_spec.outputs import RequestOutput
 from ms_spec.parts import Parts, sampling_defaults
@@ -41,7 +42,8 @@ class LLM:
         engine_args: see :class:`ms_spec.config.EngineConfig`. Wrong ones are a ValueError of one line, raised before
             anything is loaded.
 
-    Several threads may use one LLM; their requests share its steps.
+    Several threads may use one LLM; their requests share its steps. Ctrl-C raises KeyboardInterrupt in the main thread
+    when the running step has ended; what that thread has asked for is aborted, and the LLM can be used on.
     """
 
     def __init__(self, model: str | None = None, **engine_args: Any) -> None:
@@ -174,7 +176,7 @@ class LLM:
 
     def close(self) -> None:
         """Aborts what is running and lets the model go. Using the LLM afterwards is an error."""
-        with self._lock:
+        with HeldInterrupts(), self._lock:
             if self._parts is not None:
                 self._engine.abort_all()
                 self._parts.close()
@@ -202,15 +204,16 @@ class LLM:
         try:
             for place, (item, one) in enumerate(zip(items, params)):
                 try:
-                    request = self._add(item, one)
+                    with HeldInterrupts():
+                        request = self._add(item, one)
+                        request.inbox = inbox
+                        places[id(request)] = place
+                        requests.append(request)
                 except RequestError as error:
                     if len(items) == 1:
                         raise
                     yield place, RequestOutput.failed(str(place), *shown_prompt(item), str(error))
                     continue
-                request.inbox = inbox
-                places[id(request)] = place
-                requests.append(request)
             left = len(requests)
             while left:
                 for request, finished in self._advance(inbox):
@@ -222,14 +225,14 @@ class LLM:
                     if finished or not (only_finished or output.finished):
                         yield places[id(request)], output
         finally:
-            with self._lock:
+            with HeldInterrupts(), self._lock:
                 for request in requests:
                     if not request.output.finished:
                         self._engine.abort(request.output.request_id)
 
     def _advance(self, inbox: deque[Request]) -> list[tuple[Request, bool]]:
         """Requests of this caller that have grown, and whether they are finished. Computes a step if none has."""
-        with self._lock:
+        with HeldInterrupts(), self._lock:
             if not inbox:
                 self._engine.step()
             grown = [(request, request.output.finished) for request in inbox]

@@ -30,6 +30,8 @@ def _read_text(source: str | Path) -> str:
         ValueError: it is not there, or it is not text.
     """
     path = Path(source)
+    if str(source) == "-" and sys.stdin is None:
+        raise ValueError("prompts: standard input is closed")
     try:
         data = sys.stdin.buffer.read() if str(source) == "-" else path.read_bytes()
     except FileNotFoundError:

@@ -138,6 +138,8 @@ def load_run(path: str | Path, changes: list[str] | None = None) -> Run:
     target = Path(output).expanduser() if output else None
     if target and not target.parent.is_dir():
         raise ConfigError(f"output: no such folder: {target.parent}")
+    if target and target.is_dir():
+        raise ConfigError(f"output: {target} is a folder; give the name of a file")
     chat, batch = _flag(config, "chat"), config.pop("batch", None)
     as_json, show_drafts = _flag(config, "json"), _flag(config, "show_drafts")
     return Run(Job(prompts, config, sampling, chat, batch), target, as_json, show_drafts)

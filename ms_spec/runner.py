@@ -13,7 +13,6 @@ from ms_spec.config import EngineConfig
 from ms_spec.limits import device_of, model_limits
 from ms_spec.models.decoder import Decoder
 from ms_spec.models.loading import Loaded
-from ms_spec.models.ops import select
 from ms_spec.models.ops.interface import Backend
 from ms_spec.models.weights import load_weights
 from ms_spec.proposers.registry import build_proposer
@@ -201,17 +200,32 @@ class ModelRunner:
                 inputs.uniforms[i, drawn - 1] = drawn_for[self.num_drafts]
 
 
-def build_runner(config: EngineConfig, loaded: Loaded) -> ModelRunner:
+class _Watched:
+    """A checkpoint that calls ``progress`` whenever something is read from it."""
+
+    def __init__(self, checkpoint: Any, progress: Callable[[], None]) -> None:
+        self._checkpoint, self._progress = checkpoint, progress
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._checkpoint, name)
+
+    def read(self, *arguments: Any) -> np.ndarray:
+        self._progress()
+        return self._checkpoint.read(*arguments)
+
+
+def build_runner(config: EngineConfig, loaded: Loaded, backend: Backend, progress: Callable[[], None]) -> ModelRunner:
     """Loads the weights onto the device and makes the step Cells. Nothing is compiled yet.
+
+    ``progress`` is called now and then; what it raises ends the work.
 
     Raises:
         ValueError: the checkpoint does not fit its config.
     """
     device, limits = device_of(config), model_limits(config, loaded.config)
-    backend = select(device)
     dtype = {"auto": loaded.config.dtype, "float": "float32", "half": "float16"}.get(config.dtype, config.dtype)
     target = Decoder(loaded.config, backend, limits.num_blocks, limits.block_size, limits.max_model_len, dtype)
-    load_weights(target.weights(), loaded.checkpoint, cache_key=backend.name)
+    load_weights(target.weights(), _Watched(loaded.checkpoint, progress), cache_key=backend.name)
     speculation, sampler = config.speculative_config, config.additional_config.rejection_sampler_config
     num_drafts = limits.num_speculative_tokens
     method = speculation.rejection_sample_method if speculation else None

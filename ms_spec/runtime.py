@@ -12,39 +12,68 @@ import threading
 from concurrent.futures import Future
 from typing import Any, Callable, TypeVar
 
+from ms_spec.interrupt import HeldInterrupts, ignore_interrupts, until_it_waits
+
 T = TypeVar("T")
+
+
+class Call(Future):
+    """A queued call and its result."""
+
+    waiter: int | None = None
+    """The thread that takes signals meanwhile."""
+    unwanted = False
+    """Whoever waits for it was interrupted."""
+
+    def give_up(self) -> None:
+        """Asks it to end early."""
+        self.unwanted = True
 
 
 class GraphThread:
     """Runs callables one after another on a thread of its own."""
 
     def __init__(self) -> None:
-        self._work: queue.SimpleQueue[tuple[Future, Callable, tuple, dict]] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[Call, Callable, tuple, dict]] = queue.SimpleQueue()
+        self._running: Call | None = None
         self._thread = threading.Thread(target=self._loop, name="ms-spec-graphs", daemon=True)
         self._thread.start()
 
-    def submit(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
-        """Queues a call and returns at once."""
-        future: Future[T] = Future()
-        self._work.put((future, function, args, kwargs))
-        return future
-
     def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Calls ``function`` on the graph thread and waits for its result. From that thread itself: calls it."""
+        """Calls ``function`` on the graph thread and waits for its result. From that thread itself: calls it.
+
+        KeyboardInterrupt comes when the call has ended; see :meth:`check`.
+        """
         if threading.current_thread() is self._thread:
             return function(*args, **kwargs)
-        return self.submit(function, *args, **kwargs).result()
+        with HeldInterrupts() as held:
+            call = Call()
+            call.waiter = held.waiter
+            self._work.put((call, function, args, kwargs))
+            held.wait(call, call.give_up)
+        return call.result()
+
+    def check(self) -> None:
+        """For long calls, to ask now and then: raises KeyboardInterrupt if nobody wants their result any more."""
+        if self._running is not None and self._running.unwanted:
+            raise KeyboardInterrupt
 
     def _loop(self) -> None:
+        ignore_interrupts()
         while True:
-            future, function, args, kwargs = self._work.get()
-            if not future.set_running_or_notify_cancel():
-                continue
+            call, function, args, kwargs = self._work.get()
+            self._running = call
+            if call.waiter is not None:
+                until_it_waits(call.waiter)
             try:
-                future.set_result(function(*args, **kwargs))
+                result = function(*args, **kwargs)
             except BaseException as error:
-                future.set_exception(error)
-            del future, function, args, kwargs  # an idle thread must not keep a dropped LLM alive
+                call.set_exception(error)
+            else:
+                call.set_result(result)
+                del result
+            self._running = None
+            del call, function, args, kwargs  # an idle thread must not keep a dropped LLM alive
 
 
 _thread: GraphThread | None = None

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, Callable, TextIO
+from contextlib import suppress
+from typing import Any, Callable, Generic, TextIO, TypeVar
 
 from ms_spec.prompts import Prompt
+
+T = TypeVar("T")
 
 METRICS = (
     "num_steps",
@@ -28,34 +28,10 @@ METRICS = (
 
 
 def note(text: str) -> None:
-    """A line for the person in front of the terminal; never part of the result."""
-    print(text, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def result_stream() -> Iterator[TextIO]:
-    """A stream for results only: whatever else in this process writes to stdout (native code too) goes to stderr."""
-    standard: Any = sys.stdout
-    try:
-        own = bool(standard == sys.__stdout__) and standard.fileno() == 1
-    except (OSError, ValueError, AttributeError):
-        own = False
-    if not own:
-        yield sys.stdout
-        return
-    sys.stdout.flush()
-    saved = os.dup(1)
-    encoding = sys.stdout.encoding or "utf-8"
-    out = os.fdopen(os.dup(saved), "w", encoding=encoding, errors="replace", buffering=1)
-    os.dup2(2, 1)
-    try:
-        yield out
-    finally:
-        sys.stdout.flush()
-        with suppress(BrokenPipeError):
-            out.close()
-        os.dup2(saved, 1)
-        os.close(saved)
+    """A line for the person in front of the terminal; never part of the result. Lost if nobody can see it."""
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):
+            print(text, file=sys.stderr, flush=True)
 
 
 def metrics_of(output: Any) -> dict[str, Any]:
@@ -83,12 +59,10 @@ def summary(output: Any) -> str:
     return ", ".join(parts)
 
 
-def complain(index: int, output: Any) -> bool:
-    """Tells why a request failed. False when it did not."""
-    if output.error is None:
-        return False
-    note(f"ms-spec: error: prompt {index + 1}: {output.error}")
-    return True
+def complain(index: int, output: Any) -> None:
+    """Tells why a request failed, if it did."""
+    if output.error is not None:
+        note(f"ms-spec: error: prompt {index + 1}: {output.error}")
 
 
 class Pieces:
@@ -158,13 +132,34 @@ class Painter:
         return f"[{mark}: drafted and accepted; the rest: the model's own tokens]"
 
 
+class InOrder(Generic[T]):
+    """Shows what comes in any order in the order of its index: each waits until those before it are there."""
+
+    def __init__(self, show: Callable[[T], None]):
+        self._show = show
+        self._waiting: dict[int, T] = {}
+        self._next = 0
+
+    def put(self, index: int, item: T) -> None:
+        self._waiting[index] = item
+        while self._next in self._waiting:
+            self._next += 1
+            self._show(self._waiting.pop(self._next - 1))
+
+    def close(self) -> None:
+        """Shows the rest: of a run that broke off, nothing that has finished is lost."""
+        for index in sorted(self._waiting):
+            self._show(self._waiting.pop(index))
+
+
 class TextPrinter:
-    """Text as it comes: a single answer streams; of several, each is printed as a block when it has finished."""
+    """Text as it comes: a single answer streams; several are printed as blocks, in the order of the prompts."""
 
     def __init__(self, out: TextIO, total: int, streams: bool, show_drafts: bool = False):
         self._out, self._total, self._streams, self._show_drafts = out, total, streams, show_drafts
         self._painter: Painter | None = None
         self._written = ""
+        self._finished = InOrder(self._block)
 
     def start(self, tokenizer: Any) -> None:
         if self._show_drafts:
@@ -190,7 +185,12 @@ class TextPrinter:
         if not output.finished:
             return
         self._end_line()
-        if complain(index, output):
+        complain(index, output)
+        self._finished.put(index, (index, prompt, output))
+
+    def _block(self, item: tuple[int, Prompt, Any]) -> None:
+        index, prompt, output = item
+        if output.error is not None:
             return
         if not self._streams:
             for number, one in enumerate(output.outputs, 1):
@@ -202,17 +202,17 @@ class TextPrinter:
 
     def close(self) -> None:
         self._end_line()
+        self._finished.close()
         if self._painter:
             note(self._painter.legend)
 
 
 class JsonPrinter:
-    """One JSON object a request, in the order of the prompts: a result waits until those before it are there."""
+    """One JSON object a request, in the order of the prompts."""
 
     def __init__(self, out: TextIO):
         self.out = out
-        self._waiting: dict[int, str] = {}
-        self._next = 0
+        self._finished = InOrder(self._line)
         self._ascii = "utf" not in (getattr(out, "encoding", None) or "utf-8").lower()
 
     def record(self, prompt: Prompt, output: Any) -> dict[str, Any]:
@@ -238,14 +238,11 @@ class JsonPrinter:
         record = self.record(prompt, output)
         # Half a character, in a prompt that was refused for it, can only be written as an escape.
         halves = any("\ud800" <= letter <= "\udfff" for letter in str(prompt.content))
-        self._waiting[index] = json.dumps(record, ensure_ascii=self._ascii or halves)
-        while self._next in self._waiting:
-            self.out.write(self._waiting.pop(self._next) + "\n")
-            self.out.flush()
-            self._next += 1
+        self._finished.put(index, json.dumps(record, ensure_ascii=self._ascii or halves))
+
+    def _line(self, text: str) -> None:
+        self.out.write(text + "\n")
+        self.out.flush()
 
     def close(self) -> None:
-        for index in sorted(self._waiting):  # a run that broke off: what has finished is not lost
-            self.out.write(self._waiting[index] + "\n")
-        self._waiting.clear()
-        self.out.flush()
+        self._finished.close()

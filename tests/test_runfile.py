@@ -125,4 +125,35 @@ def test_results_go_to_a_file(file: Path, tmp_path: Path, capsys: Any, monkeypat
     monkeypatch.setattr(FakeLLM, "fail", RuntimeError("broke"))
     with pytest.raises(RuntimeError):
         cli.run_app(["run", str(file), f"output={output}"])
-    assert not output.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
+
+
+def test_a_run_that_breaks_off_keeps_what_had_come(file: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    class Breaks(FakeLLM):
+        def stream(self, prompts: Any, params: Any) -> Any:
+            yield from super().stream(prompts[1:], params[1:])
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(job, "make_llm", lambda arguments: Breaks(**arguments))
+    monkeypatch.setattr(FakeLLM, "fail", None)
+    assert cli.run_app(["run", str(file), f"output={tmp_path / 'out'}"]) == 130
+    assert len((tmp_path / "out.part").read_text().splitlines()) == 2 and not (tmp_path / "out").exists()
+    assert "out.part]" in capsys.readouterr().err
+
+
+def test_an_output_that_cannot_be_written_is_refused_at_once(
+    file: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    def stop(arguments: Any) -> Any:
+        raise AssertionError("an engine was made")
+
+    monkeypatch.setattr(job, "make_llm", stop)
+    for output in (tmp_path, "/proc/x.jsonl"):
+        assert cli.run_app(["run", str(file), f"output={output}"]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith(f"ms-spec: error: output: {output}") and err.count("\n") == 1
+    monkeypatch.setattr(job, "make_llm", lambda arguments: FakeLLM(**arguments))
+    assert cli.run_app(["run", str(file), "output=/dev/full"]) == 1
+    err = capsys.readouterr().err
+    assert err == "ms-spec: error: /dev/full cannot be written: No space left on device\n"
+    assert Path("/dev/full").is_char_device()

@@ -17,11 +17,16 @@ def select(device: str) -> Backend:
     """The operations for ``device`` ("cpu" or "ascend"), or those that ``MS_SPEC_OPS`` names.
 
     Raises:
-        ValueError: ``MS_SPEC_OPS`` names no backend.
+        ValueError: ``MS_SPEC_OPS`` names no backend, or one for another device.
     """
     name = os.environ.get("MS_SPEC_OPS", "").lower() or device.lower()
     if name not in BACKENDS:
         raise ValueError(f"MS_SPEC_OPS: {name!r} is no backend; allowed: {', '.join(BACKENDS)}")
+    if name not in ("reference", device.lower()):
+        raise ValueError(
+            f"MS_SPEC_OPS: the {name!r} operations do not run on device {device!r}; use 'reference', or unset it"
+            + (" (ms_spec.export writes Ascend graphs on any machine)" if name == "ascend" else "")
+        )
     if name == "ascend":
         from ms_spec.models.ops.ascend import AscendOps
 

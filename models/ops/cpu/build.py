@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
+import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Callable
 
 from mindspore import ops
 
-from ms_spec.models.user_cache import cache_root
+from ms_spec.models.user_cache import cache_root, write_atomically
 
 SOURCES = Path(__file__).parent / "kernels"
 # Contraction is always on and vectors are written out, so that every copy of a kernel sums in the same way.
@@ -24,6 +31,7 @@ FLAGS = (
     *(("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()),
     *("-pthread", "-fPIC"),
 )
+_log = logging.getLogger("ms_spec")
 
 
 class NoCompiler(RuntimeError):
@@ -42,42 +50,133 @@ def _cpu_identity() -> str:
 
 @functools.cache
 def library() -> Path:
-    """Path of the compiled kernels, built into the user's cache if they are not there yet.
+    """Path of the compiled kernels, built into the user's cache if they are not there yet, or are damaged.
+
+    Where the cache cannot be written, they are built for this process alone.
 
     Raises:
         NoCompiler: there is no compiler (``CXX``, g++, clang++, c++), or it failed.
     """
-    compiler = os.environ.get("CXX") or next((c for c in ("g++", "clang++", "c++") if shutil.which(c)), None)
-    sources = sorted(SOURCES.glob("*.cpp"))
-    digest = hashlib.sha256("\0".join((*FLAGS, compiler or "", _cpu_identity())).encode())
+    compiler = _compiler()
+    digest = hashlib.sha256("\0".join((*FLAGS, *compiler, _cpu_identity())).encode())
     for file in sorted(SOURCES.iterdir()):
         digest.update(file.read_bytes())
-    target = cache_root() / "kernels" / f"ms_spec_{digest.hexdigest()[:20]}.so"
-    if target.exists():
-        return target
-    if compiler is None:
-        raise NoCompiler("no C++ compiler found (tried CXX, g++, clang++, c++)")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        objects = [Path(folder) / f"{source.stem}.o" for source in sources]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            commands = [[compiler, *FLAGS, "-c", "-o", str(o), str(s)] for o, s in zip(objects, sources)]
-            list(pool.map(_call, commands))
-        built = Path(folder) / "kernels.so"
-        _call([compiler, "-shared", "-pthread", "-o", str(built), *map(str, objects)])
-        built.replace(target)  # atomic: another process may be doing the same
-    return target
-
-
-def _call(command: list[str]) -> None:
-    """Runs the compiler. Raises NoCompiler with the first line of what it complains about."""
+    folder, name = cache_root() / "kernels", f"ms_spec_{digest.hexdigest()[:20]}"
+    with contextlib.suppress(OSError):
+        for file in sorted(folder.glob(f"{name}_*.so")):
+            if _usable(file):
+                return file
+    content = _compile(compiler)
+    name = f"{name}_{_checksum(content)}.so"
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        write_atomically(folder / name, content)
+        if not _usable(folder / name):
+            raise OSError("what is there cannot be loaded")
+        return folder / name
     except OSError as error:
-        raise NoCompiler(f"{command[0]} could not be started: {error}") from error
-    if done.returncode:
-        complaint = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
-        raise NoCompiler(f"{command[0]} failed: {complaint[0].strip() if complaint else done.returncode}")
+        _log.warning(
+            "the kernels are built anew at every start: %s cannot be used (%s); "
+            "set MS_SPEC_CACHE to a folder you can write to",
+            folder,
+            error.strerror or error,
+        )
+    return _for_this_process(name, content)
+
+
+def _compiler() -> list[str]:
+    """The command, with arguments if ``CXX`` has some; empty if there is none."""
+    try:
+        given = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise NoCompiler(f"CXX = {os.environ['CXX']!r}: {error}") from None
+    return given or next(([c] for c in ("g++", "clang++", "c++") if shutil.which(c)), [])
+
+
+def _checksum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _usable(file: Path) -> bool:
+    """Whether it holds what its name says, and can be loaded from where it is."""
+    try:
+        if _checksum(file.read_bytes()) != file.stem.rpartition("_")[2]:
+            return False
+        ctypes.CDLL(str(file))
+    except OSError:
+        return False
+    return True
+
+
+def _for_this_process(name: str, content: bytes) -> Path:
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="ms-spec-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        (folder / name).write_bytes(content)
+    except OSError as error:
+        raise NoCompiler(f"no place for the kernels: {error}") from None
+    if not _usable(folder / name):
+        raise NoCompiler(f"{folder / name} cannot be loaded")
+    return folder / name
+
+
+def _compile(compiler: list[str]) -> bytes:
+    """The compiled kernels, a shared object."""
+    if not compiler:
+        raise NoCompiler("no C++ compiler found (tried CXX, g++, clang++, c++)")
+    sources = sorted(SOURCES.glob("*.cpp"))
+    try:
+        with tempfile.TemporaryDirectory(prefix="ms-spec-") as folder:
+            objects = [str(Path(folder) / f"{source.stem}.o") for source in sources]
+            _call([[*compiler, *FLAGS, "-c", "-o", o, str(s)] for o, s in zip(objects, sources)])
+            built = Path(folder) / "kernels.so"
+            _call([[*compiler, "-shared", "-pthread", "-o", str(built), *objects]])
+            return built.read_bytes()
+    except OSError as error:
+        raise NoCompiler(f"no place to build the kernels: {error}") from None
+
+
+def _call(commands: list[list[str]]) -> None:
+    """Runs compilers side by side. None goes on when one has failed, or at Ctrl-C.
+
+    Raises:
+        NoCompiler: with the first line of what a compiler complains about.
+    """
+    running: set[subprocess.Popen[str]] = set()
+    over = threading.Event()
+
+    def end(process: subprocess.Popen[str]) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    def call(command: list[str]) -> None:
+        try:
+            # A session of its own: what a compiler starts ends with it.
+            process = subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+            )
+        except OSError as error:
+            raise NoCompiler(f"{command[0]} could not be started: {error}") from error
+        running.add(process)
+        if over.is_set():
+            end(process)
+        complaints = process.communicate()[1].splitlines()
+        running.discard(process)
+        if process.returncode:
+            first = next((line for line in complaints if "error" in line), None) or (complaints or [""])[0]
+            raise NoCompiler(f"{command[0]} failed: {first.strip() or process.returncode}")
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        calls = [pool.submit(call, command) for command in commands]
+        try:
+            for one in as_completed(calls):
+                one.result()
+        except BaseException:
+            over.set()
+            for one in calls:
+                one.cancel()
+            for process in list(running):
+                end(process)
+            raise
 
 
 def kernel(name: str, out_shape: Callable, out_dtype: Callable, mutates: bool = False) -> Any:
