@@ -8,12 +8,9 @@ handler was there before (as a rule KeyboardInterrupt), when nothing would be le
 
 from __future__ import annotations
 
-import functools
-import os
 import signal
 import threading
 from concurrent.futures import Future, wait
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Callable
 
@@ -27,21 +24,6 @@ def ignore_interrupts() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
-def until_it_waits(thread: int) -> None:
-    """Returns when the thread (a native id) waits for SIGINT: Linux then shows the signal as not blocked."""
-    with suppress(OSError, IndexError, ValueError):
-        file = _stat_of(thread)
-        for _ in range(1000):
-            blocked = int(os.pread(file, 4096, 0).rpartition(b")")[2].split()[29])  # field 32: the first 31 signals
-            if not blocked >> (signal.SIGINT - 1) & 1:
-                return
-
-
-@functools.cache
-def _stat_of(thread: int) -> int:
-    return os.open(f"/proc/{os.getpid()}/task/{thread}/stat", os.O_RDONLY)
-
-
 class HeldInterrupts:
     """A block that Ctrl-C does not cut in two: it takes effect where the block ends. Blocks may be nested.
 
@@ -50,8 +32,6 @@ class HeldInterrupts:
 
     def __init__(self) -> None:
         self._main = _AVAILABLE and threading.current_thread() is threading.main_thread()
-        self.waiter = threading.get_native_id() if self._main else None
-        """The thread that will get the signal in :meth:`wait`."""
         self._asked = False
         self._before: Any = None
 

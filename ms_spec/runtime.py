@@ -12,7 +12,7 @@ import threading
 from concurrent.futures import Future
 from typing import Any, Callable, TypeVar
 
-from ms_spec.interrupt import HeldInterrupts, ignore_interrupts, until_it_waits
+from ms_spec.interrupt import HeldInterrupts, ignore_interrupts
 
 T = TypeVar("T")
 
@@ -20,8 +20,6 @@ T = TypeVar("T")
 class Call(Future):
     """A queued call and its result."""
 
-    waiter: int | None = None
-    """The thread that takes signals meanwhile."""
     unwanted = False
     """Whoever waits for it was interrupted."""
 
@@ -48,7 +46,6 @@ class GraphThread:
             return function(*args, **kwargs)
         with HeldInterrupts() as held:
             call = Call()
-            call.waiter = held.waiter
             self._work.put((call, function, args, kwargs))
             held.wait(call, call.give_up)
         return call.result()
@@ -63,8 +60,6 @@ class GraphThread:
         while True:
             call, function, args, kwargs = self._work.get()
             self._running = call
-            if call.waiter is not None:
-                until_it_waits(call.waiter)
             try:
                 result = function(*args, **kwargs)
             except BaseException as error:
