@@ -56,9 +56,9 @@ def loading_memory(model: str, max_len: int) -> dict[str, Any]:
     target = Decoder(loaded.config, backend, 2, 16, 16, loaded.config.dtype)
     specs = target.weights()
     load_weights(specs, loaded.checkpoint, cache_key=backend.name)
-    for spec in specs:  # a mapped file takes memory when it is read
-        spec.parameter.asnumpy().reshape(-1)[::512].sum()
-    unique = {id(spec.parameter): spec for spec in specs}
+    for parameter in {id(spec.parameter): spec.parameter for spec in specs}.values():
+        parameter.asnumpy().reshape(-1)[::512].sum()  # a mapped file takes memory when it is read
+    unique = {(id(spec.parameter), spec.part): spec for spec in specs}
     held = sum(math.prod(s.held_shape()) * HELD[s.dtype].itemsize for s in unique.values())
     return {"above_import_gb": (status("VmHWM") - start) / GB, "held_gb": held / GB, "import_gb": start / GB}
 
