@@ -9,15 +9,15 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import struct
-import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from ms_spec.models.user_cache import atomic_file
 
 _MAGIC = b"MSSPECW1"
 _ALIGN = 64
@@ -69,35 +69,26 @@ def write_packed(path: Path, arrays: Iterable[Iterable[np.ndarray]]) -> None:
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > _ABANDONED_S:
                 left.unlink()
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            table: list[dict[str, Any]] = []
-            offset = 0
-            for pieces in arrays:
-                size, total, rest = 0, 0, b""
-                for piece in pieces:
-                    # Sums are taken over whole 8-byte words: what is left of a piece waits for the next.
-                    content = np.concatenate([np.frombuffer(rest, np.uint8), _bytes(piece)]) if rest else _bytes(piece)
-                    whole = content.size // 8 * 8
-                    total = (total + _checksum(content[:whole])) % 2**64
-                    rest = content[whole:].tobytes()
-                    stream.write(content[:whole].data)
-                    size += piece.nbytes
-                tail = rest + bytes(_padded(size) - size)
-                total = (total + _checksum(np.frombuffer(tail, np.uint8))) % 2**64
-                stream.write(tail)
-                table.append({"offset": offset, "size": size, "sum": total})
-                offset += _padded(size)
-            encoded = json.dumps(table).encode()
-            stream.write(encoded + struct.pack("<Q8s", len(encoded), _MAGIC))
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise
+    with atomic_file(path) as stream:
+        table: list[dict[str, Any]] = []
+        offset = 0
+        for pieces in arrays:
+            size, total, rest = 0, 0, b""
+            for piece in pieces:
+                # Sums are taken over whole 8-byte words: what is left of a piece waits for the next.
+                content = np.concatenate([np.frombuffer(rest, np.uint8), _bytes(piece)]) if rest else _bytes(piece)
+                whole = content.size // 8 * 8
+                total = (total + _checksum(content[:whole])) % 2**64
+                rest = content[whole:].tobytes()
+                stream.write(content[:whole].data)
+                size += piece.nbytes
+            tail = rest + bytes(_padded(size) - size)
+            total = (total + _checksum(np.frombuffer(tail, np.uint8))) % 2**64
+            stream.write(tail)
+            table.append({"offset": offset, "size": size, "sum": total})
+            offset += _padded(size)
+        encoded = json.dumps(table).encode()
+        stream.write(encoded + struct.pack("<Q8s", len(encoded), _MAGIC))
 
 
 def _padded(size: int) -> int:

@@ -7,9 +7,10 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 KINDS = ("kernels", "weights", "tokenizers", "models", "hashes")
 NOWHERE = Path(os.devnull) / "ms-spec"
@@ -72,14 +73,15 @@ def clear_cache(kinds: Iterable[str] | None = None) -> int:
     return before - sum(e.bytes for e in cache_entries())
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Readers see the old file or the whole new one. OSError where the folder cannot be written."""
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write: readers see the old one or the whole new one. OSError where the folder cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(path.parent)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
         Path(name).replace(path)
@@ -87,6 +89,12 @@ def write_atomically(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             Path(name).unlink()
         raise
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """``content`` through :func:`atomic_file`."""
+    with atomic_file(path) as stream:
+        stream.write(content)
 
 
 def _remove_abandoned(folder: Path) -> None:

@@ -6,8 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-ASCEND_MAX_WIDTH = 16
-"""The fused attention operator takes 16 tokens of a request in a decode round."""
+from ms_spec.models.ops.limits import MAX_WIDTH
 
 
 def _powers_of_two(last: int) -> tuple[int, ...]:
@@ -48,10 +47,10 @@ class Buckets:
         """
         width = num_speculative_tokens + 1
         ascend = device.lower() == "ascend"
-        if ascend and width > ASCEND_MAX_WIDTH:
+        if ascend and width > MAX_WIDTH:
             raise ValueError(
-                f"num_speculative_tokens={num_speculative_tokens}: Ascend verifies at most {ASCEND_MAX_WIDTH} tokens "
-                f"of a request at once; use {ASCEND_MAX_WIDTH - 1} or fewer"
+                f"num_speculative_tokens={num_speculative_tokens}: Ascend verifies at most {MAX_WIDTH} tokens "
+                f"of a request at once; use {MAX_WIDTH - 1} or fewer"
             )
         if capture_sizes is not None:
             batches = _from_capture_sizes(capture_sizes, width, max_num_seqs)
