@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 from benchmarks import prompts as prompt_files
 from benchmarks.prompts import Prompt, chat_ids
@@ -27,6 +28,10 @@ def ngram(drafts: int) -> dict[str, Any]:
     }
 
 
+Speculation = Union[int, Mapping[str, Any]]
+"""K of n-gram drafts (0: plain decoding), or a whole speculative_config."""
+
+
 def silent(text: str) -> None:
     """Nothing is shown."""
 
@@ -39,7 +44,7 @@ class Bench:
     prompts: Sequence[Prompt]
     quick: bool = False
     say: Callable[[str], None] = silent
-    _engines: dict[tuple[int, int], LLM] = field(default_factory=dict)
+    _engines: dict[str, LLM] = field(default_factory=dict)
 
     @functools.cached_property
     def loaded(self) -> Any:
@@ -62,21 +67,32 @@ class Bench:
         """How often something is done: ``count``, hardly ever when quick."""
         return min(count, 2) if self.quick else count
 
-    def engine_args(self, drafts: int = 0, seqs: int = 1) -> dict[str, Any]:
+    def rounds(self, count: int) -> int:
+        """How often the same is done: ``count``, once when quick."""
+        return 1 if self.quick else count
+
+    def engine_args(self, drafts: Speculation = 0, seqs: int = 1) -> dict[str, Any]:
         """All that engines differ in, or that is not a default."""
         args: dict[str, Any] = {"model": self.model, "max_num_seqs": seqs, "max_model_len": self.max_len}
         if drafts:
-            args["speculative_config"] = ngram(drafts)
+            args["speculative_config"] = ngram(drafts) if isinstance(drafts, int) else dict(drafts)
         return args
 
-    def engine(self, drafts: int = 0, seqs: int = 1) -> LLM:
-        """An engine with K = ``drafts`` (0: plain) for ``seqs`` requests, made once and warmed up."""
-        if (drafts, seqs) not in self._engines:
-            self.say(f"starting an engine: K = {drafts}, max_num_seqs = {seqs}")
-            llm = LLM(**self.engine_args(drafts, seqs))
-            llm.generate([[1] * 8] * seqs, greedy(4), use_tqdm=False)
-            self._engines[drafts, seqs] = llm
-        return self._engines[drafts, seqs]
+    def engine(self, drafts: Speculation = 0, seqs: int = 1) -> LLM:
+        """An engine for ``seqs`` requests, made once and warmed up."""
+        key = json.dumps([drafts, seqs], sort_keys=True)
+        if key not in self._engines:
+            self._engines[key] = self.new_engine(drafts, seqs)
+        return self._engines[key]
+
+    def new_engine(self, drafts: Speculation = 0, seqs: int = 1, **other: Any) -> LLM:
+        """The same, of the caller's own. ``other``: engine arguments in place of the usual ones."""
+        args = {**self.engine_args(drafts, seqs), **other}
+        method = args.get("speculative_config", {"method": "plain"})["method"]
+        self.say(f"starting an engine: {method}, max_num_seqs = {seqs}")
+        llm = LLM(**args)
+        llm.generate([[1] * 8] * seqs, greedy(4), use_tqdm=False)
+        return llm
 
     def close(self) -> None:
         """Lets all engines go."""
@@ -103,13 +119,15 @@ def greedy(tokens: int, stops: bool = False) -> SamplingParams:
 
 @dataclass
 class Answer:
-    """ids; tokens that decode steps emitted (all but the first) and the seconds that they took; tokens per step."""
+    """ids; tokens that decode steps emitted (all but the first) and the seconds that they took; tokens per step;
+    drafts that were verified, and those of them that were right."""
 
     ids: list[int]
     tokens: int
     seconds: float
     tokens_per_step: float
     drafted: int
+    accepted: int
 
 
 def answer(llm: LLM, ids: Sequence[int], tokens: int, stops: bool = True) -> Answer:
@@ -121,7 +139,8 @@ def answer(llm: LLM, ids: Sequence[int], tokens: int, stops: bool = True) -> Ans
     (start, first), (end, last) = times[0], times[-1]
     metrics = output.metrics
     got = list(output.outputs[0].token_ids)
-    return Answer(got, last - first, end - start, metrics.mean_acceptance_length, metrics.num_draft_tokens)
+    drafted, accepted = metrics.num_draft_tokens, metrics.num_accepted_tokens
+    return Answer(got, last - first, end - start, metrics.mean_acceptance_length, drafted, accepted)
 
 
 ROOT = Path(__file__).resolve().parent.parent

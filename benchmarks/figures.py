@@ -44,6 +44,19 @@ TARGETS = {
     "ngram_categories": Target(NGRAM + "mean of the categories (4 prompts each)", ">=", 1.3, "x"),
     "ngram_nothing_repeats": Target(NGRAM + "nothing repeats (writing, roleplay)", ">=", 0.97, "x"),
     "ngram_differences": Target("answers of ngram that differ from plain decoding's", "<=", 0, ""),
+    "suffix_ngram": Target(
+        "suffix / ngram, decode phase, summarization and RAG (first 20 each, 64 tokens)", ">=", 1.0, "x"
+    ),
+    "suffix_again": Target("suffix / plain, decode phase, the same prompts once more", ">=", 2.5, "x"),
+    "suffix_nothing_repeats": Target(
+        "suffix / plain, decode phase, nothing repeats (writing, roleplay)", ">=", 0.97, "x"
+    ),
+    "suffix_differences": Target("answers of suffix that differ from plain decoding's", "<=", 0, ""),
+    "oracle": Target("a drafter that is always right (K = 4) / plain, decode phase", ">=", 3.0, "x"),
+    "eagle3_cost": Target("a further EAGLE-3 draft (8,192 output rows), share of a plain step", "<=", 10.0, "%"),
+    "medusa_cost": Target("4 Medusa drafts, cost / share of the weights that a plain step reads", "<=", 1.5, "x"),
+    "mtp_cost": Target("a further MTP draft, cost / share of the weights", "<=", 1.5, "x"),
+    "dflash_cost": Target("a DFlash block of 4 drafts, cost / share of the weights", "<=", 1.5, "x"),
     "host_share": Target("host time outside graphs, batch 1, share of a step", "<=", 10.0, "%"),
     "verification_share": Target(
         "verification + sampling (T 0.8, top-p 0.95), share of a width-5 step", "<=", 12.0, "%"

@@ -27,20 +27,25 @@ BUSY = 0.7
 
 def groups() -> dict[str, tuple[Callable[[Any], Iterator[Figure]], tuple[str, ...], float]]:
     """Name -> what measures it, the figures that it gives, and about how many minutes it takes on two cores."""
-    from benchmarks import compiling, drafting, host, processes, speed, steps
+    from benchmarks import compiling, draft_cost, drafting, host, oracle, processes, speed, steps, suffix
 
     ngram = ("ngram_repeat", "ngram_summarization", "ngram_nothing_repeats", "ngram_categories", "ngram_differences")
+    again = ("suffix_ngram", "suffix_again", "suffix_nothing_repeats", "suffix_differences")
+    costs = tuple(f"{method}_cost" for method in draft_cost.WRITERS)
     widths = tuple(f"width{w}_context{c}" for w in (5, 16) for c in steps.CONTEXTS)
     return {
-        "transformers": (speed.plain_vs_transformers, ("plain_vs_transformers",), 1.5),
-        "widths": (steps.widths, widths, 1.5),
-        "ngram": (drafting.drafting, ngram, 14),
-        "host": (host.host_share, ("host_share",), 0.3),
-        "verification": (steps.verification, ("verification_share",), 0.5),
-        "batch": (speed.batch8, ("batch8",), 1),
-        "graphs": (compiling.graphs_after_warmup, ("graphs_after_warmup",), 0.5),
-        "start": (processes.first_token, ("first_token_warm", "first_token_cold"), 2.5),
-        "memory": (processes.memory, ("peak_memory", "loading_memory"), 1),
+        "transformers": (speed.plain_vs_transformers, ("plain_vs_transformers",), 1),
+        "widths": (steps.widths, widths, 1),
+        "ngram": (drafting.drafting, ngram, 5),
+        "suffix": (suffix.suffix, again, 6.5),
+        "oracle": (oracle.oracle, ("oracle",), 1),
+        "draft_cost": (draft_cost.draft_cost, costs, 2),
+        "host": (host.host_share, ("host_share",), 0.2),
+        "verification": (steps.verification, ("verification_share",), 0.3),
+        "batch": (speed.batch8, ("batch8",), 0.7),
+        "graphs": (compiling.graphs_after_warmup, ("graphs_after_warmup",), 0.4),
+        "start": (processes.first_token, ("first_token_warm", "first_token_cold"), 1.5),
+        "memory": (processes.memory, ("peak_memory", "loading_memory"), 0.6),
     }
 
 

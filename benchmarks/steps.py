@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.bench import Bench
 from benchmarks.figures import Figure
 from benchmarks.timing import interleave, milliseconds, ratio, spread
+from ms_spec.limits import device_of
 from ms_spec.runtime import graph_thread
 from ms_spec.work import Work
 
@@ -24,6 +25,7 @@ class Steps:
         """ids: context + 16 or more tokens; those behind the context serve as drafts."""
         self.runner = llm._open().runner
         self.ids, self.context = ids, context
+        self.result: Any = None
         blocks = -(-(context + 32) // llm.limits.block_size)
         self.table = list(range(1, blocks + 1))
         graph_thread().run(self._fill)
@@ -34,15 +36,19 @@ class Steps:
             tokens = self.ids[start : min(start + chunk, self.context)]
             self.runner.prefill(Work(1, tokens, start, self.table), last=False)
 
-    def seconds(self, width: int, **sampling: Any) -> float:
-        """One step that verifies width - 1 drafts. It can be repeated: it writes the same places with the same."""
+    def seconds(self, width: int, limit: int | None = None, **sampling: Any) -> float:
+        """One step that verifies width - 1 drafts and proposes ``limit`` (None: as many as it can).
+
+        It can be repeated: it writes the same places with the same. What it gave is in ``result`` then.
+        """
         tokens = self.ids[self.context : self.context + width]
-        work = Work(1, tokens, self.context, self.table, draft_limit=self.runner.num_drafts, **sampling)
+        limit = self.runner.num_drafts if limit is None else limit
+        work = Work(1, tokens, self.context, self.table, draft_limit=limit, **sampling)
         return graph_thread().run(self._timed, work)
 
     def _timed(self, work: Work) -> float:
         start = time.perf_counter()
-        self.runner.decode([work])
+        (self.result,) = self.runner.decode([work])
         return time.perf_counter() - start
 
 
@@ -83,7 +89,7 @@ def verification(bench: Bench) -> Iterator[Figure]:
     runner = steps.runner
     bucket = ("decode", 1, 5)
     full = runner._steps[bucket]
-    without = graph_thread().run(_without_rule, full)
+    without = graph_thread().run(_without_rule, full, device_of(llm.config))
     settings = {"temperature": 0.8, "top_p": 0.95}
 
     def with_rule() -> float:
@@ -113,11 +119,12 @@ def verification(bench: Bench) -> Iterator[Figure]:
     )
 
 
-def _without_rule(step: Any) -> Any:
+def _without_rule(step: Any, device: str) -> Any:
     """The decode step with a rule that emits the first draft, whatever the logits say. They are still computed."""
     import mindspore as ms
     from mindspore import nn, ops
 
+    from ms_spec.models.ops import select
     from ms_spec.step import DecodeStep
 
     class NoRule(nn.Cell):
@@ -127,10 +134,6 @@ def _without_rule(step: Any) -> Any:
             emitted = ops.cat((drafts[:, :1] + nothing, ops.full_like(drafts, -1)), 1)
             return emitted, one, one * 0
 
-    made = DecodeStep.__new__(DecodeStep)
-    nn.Cell.__init__(made)
-    for name in ("target", "proposer", "history", "write"):
-        setattr(made, name, getattr(step, name))
-    made.rule = NoRule()
+    made = DecodeStep(step.target, select(device), NoRule(), step.history, step.proposer)
     made.phase = step.phase
     return made

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
-HF_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+HF_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MiMoForCausalLM")
 GGUF_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-_MODEL_TYPES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", **GGUF_ARCHITECTURES}
+_MODEL_TYPES = {"mistral": "MistralForCausalLM", "mimo": "MiMoForCausalLM", **GGUF_ARCHITECTURES}
 _DTYPES = {"float32": "float32", "float": "float32", "float64": "float32", "float16": "float16", "half": "float16"}
 _DTYPES["bfloat16"] = "bfloat16"
 
@@ -75,18 +75,18 @@ class ModelConfig:
             raise ValueError(
                 f"quantization_config: {method!r} is not supported; use an unquantised model or a GGUF file"
             )
-        qwen2, qwen3 = architecture == "Qwen2ForCausalLM", architecture == "Qwen3ForCausalLM"
-        hidden = _integer(config, "hidden_size")
-        heads = _integer(config, "num_attention_heads")
-        layers = _integer(config, "num_hidden_layers")
-        vocab = _integer(config, "vocab_size")
-        max_position = _integer(config, "max_position_embeddings", 32768 if qwen2 or qwen3 else 2048)
-        activation = config.get("hidden_act", "silu")
-        if activation not in ("silu", "swish"):
-            raise ValueError(f"hidden_act: {activation!r} is not supported; supported: 'silu'")
+        # MiMo is a Qwen2 with blocks of multi-token prediction beside it.
+        qwen2 = architecture in ("Qwen2ForCausalLM", "MiMoForCausalLM")
+        qwen3 = architecture == "Qwen3ForCausalLM"
+        hidden = integer(config, "hidden_size")
+        heads = integer(config, "num_attention_heads")
+        layers = integer(config, "num_hidden_layers")
+        vocab = integer(config, "vocab_size")
+        max_position = integer(config, "max_position_embeddings", 32768 if qwen2 or qwen3 else 2048)
+        check_activation(config)
         _refuse_sliding_window(config, architecture, layers, max_position)
         default_head_dim = 128 if qwen3 and "head_dim" not in config else None
-        attention_bias = _boolean(config, "attention_bias", False) and not (qwen2 or architecture.startswith("Mistral"))
+        attention_bias = boolean(config, "attention_bias", False) and not (qwen2 or architecture.startswith("Mistral"))
         generation = generation or {}
         eos = generation.get("eos_token_id")
         bos = generation.get("bos_token_id")
@@ -94,18 +94,18 @@ class ModelConfig:
             architecture=architecture,
             vocab_size=vocab,
             hidden_size=hidden,
-            intermediate_size=_integer(config, "intermediate_size"),
+            intermediate_size=integer(config, "intermediate_size"),
             num_layers=layers,
             num_heads=heads,
-            num_kv_heads=_integer(config, "num_key_value_heads", heads),
+            num_kv_heads=integer(config, "num_key_value_heads", heads),
             head_dim=_head_dim(config.get("head_dim") or default_head_dim, hidden, heads),
-            rms_norm_eps=_number(config, "rms_norm_eps", 1e-6),
-            rope=_rope_from_hf(config, max_position),
+            rms_norm_eps=number(config, "rms_norm_eps", 1e-6),
+            rope=rope_from_hf(config, max_position),
             qkv_bias=qwen2 or attention_bias,
             output_bias=attention_bias,
-            mlp_bias=architecture == "LlamaForCausalLM" and _boolean(config, "mlp_bias", False),
+            mlp_bias=architecture == "LlamaForCausalLM" and boolean(config, "mlp_bias", False),
             qk_norm=qwen3,
-            tie_word_embeddings=_boolean(config, "tie_word_embeddings", False),
+            tie_word_embeddings=boolean(config, "tie_word_embeddings", False),
             max_position_embeddings=max_position,
             dtype=_dtype(config.get("dtype") or config.get("torch_dtype") or "float32"),
             bos_token_id=_bos_id(bos if bos is not None else config.get("bos_token_id")),
@@ -136,9 +136,9 @@ class ModelConfig:
         def key(name: str) -> str:
             return f"{arch}.{name}"
 
-        hidden = _integer(metadata, key("embedding_length"))
-        heads = _integer(metadata, key("attention.head_count"))
-        max_position = _integer(metadata, key("context_length"))
+        hidden = integer(metadata, key("embedding_length"))
+        heads = integer(metadata, key("attention.head_count"))
+        max_position = integer(metadata, key("context_length"))
         head_dim = _head_dim(metadata.get(key("attention.key_length")), hidden, heads)
         value_dim = metadata.get(key("attention.value_length"), head_dim)
         if value_dim != head_dim:
@@ -151,7 +151,7 @@ class ModelConfig:
         if "model.embed_tokens.weight" in shapes:
             vocab = int(shapes["model.embed_tokens.weight"][0])
         elif key("vocab_size") in metadata:
-            vocab = _integer(metadata, key("vocab_size"))
+            vocab = integer(metadata, key("vocab_size"))
         else:
             vocab = len(metadata.get("tokenizer.ggml.tokens", ()))
         first = "model.layers.0."
@@ -160,12 +160,12 @@ class ModelConfig:
             architecture=GGUF_ARCHITECTURES[arch],
             vocab_size=vocab,
             hidden_size=hidden,
-            intermediate_size=_integer(metadata, key("feed_forward_length")),
-            num_layers=_integer(metadata, key("block_count")),
+            intermediate_size=integer(metadata, key("feed_forward_length")),
+            num_layers=integer(metadata, key("block_count")),
             num_heads=heads,
-            num_kv_heads=_integer(metadata, key("attention.head_count_kv"), heads),
+            num_kv_heads=integer(metadata, key("attention.head_count_kv"), heads),
             head_dim=head_dim,
-            rms_norm_eps=_number(metadata, key("attention.layer_norm_rms_epsilon"), 1e-5),
+            rms_norm_eps=number(metadata, key("attention.layer_norm_rms_epsilon"), 1e-5),
             rope=_rope_from_gguf(metadata, arch, max_position, rope_factors),
             qkv_bias=arch == "qwen2" or first + "self_attn.q_proj.bias" in shapes,
             output_bias=first + "self_attn.o_proj.bias" in shapes,
@@ -207,7 +207,15 @@ def _architecture(config: Mapping[str, Any]) -> str:
 _REQUIRED = object()
 
 
-def _integer(source: Mapping[str, Any], field: str, default: Any = _REQUIRED) -> int:
+def check_activation(config: Mapping[str, Any]) -> None:
+    """ValueError unless the feed-forward network is gated by SiLU."""
+    activation = config.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise ValueError(f"hidden_act: {activation!r} is not supported; supported: 'silu'")
+
+
+def integer(source: Mapping[str, Any], field: str, default: Any = _REQUIRED) -> int:
+    """A field's integer >= 1; without ``default`` it has to be there. ValueError names the field."""
     value = source.get(field)
     if value is None:
         if default is _REQUIRED:
@@ -220,7 +228,8 @@ def _integer(source: Mapping[str, Any], field: str, default: Any = _REQUIRED) ->
     return value
 
 
-def _number(source: Mapping[str, Any], field: str, default: float | None = None) -> float:
+def number(source: Mapping[str, Any], field: str, default: float | None = None) -> float:
+    """A field's number > 0; without ``default`` it has to be there. ValueError names the field."""
     value = source.get(field)
     if value is None:
         if default is None:
@@ -231,7 +240,8 @@ def _number(source: Mapping[str, Any], field: str, default: float | None = None)
     return float(value)
 
 
-def _boolean(source: Mapping[str, Any], field: str, default: bool) -> bool:
+def boolean(source: Mapping[str, Any], field: str, default: bool) -> bool:
+    """A field's truth value. ValueError names the field."""
     value = source.get(field)
     if value is None:
         return default
@@ -242,7 +252,7 @@ def _boolean(source: Mapping[str, Any], field: str, default: bool) -> bool:
 
 def _head_dim(value: Any, hidden: int, heads: int) -> int:
     if value is not None:
-        return _integer({"head_dim": value}, "head_dim")
+        return integer({"head_dim": value}, "head_dim")
     if hidden % heads:
         raise ValueError(f"num_attention_heads: {heads} does not divide hidden_size {hidden}; set head_dim")
     return hidden // heads
@@ -290,15 +300,18 @@ def _refuse_sliding_window(config: Mapping[str, Any], architecture: str, layers:
     )
 
 
-def _rope_from_hf(config: Mapping[str, Any], max_position: int) -> RopeConfig:
-    """``rope_theta`` and ``rope_scaling`` (transformers 4), or ``rope_parameters`` that hold both (transformers 5)."""
+def rope_from_hf(config: Mapping[str, Any], max_position: int) -> RopeConfig:
+    """``rope_theta`` and ``rope_scaling`` (transformers 4), or ``rope_parameters`` that hold both (transformers 5).
+
+    ``max_position``: the context length that kinds without one of their own scale from.
+    """
     field = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
     scaling = config.get(field) or {}
     if not isinstance(scaling, Mapping):
         raise ValueError(f"{field}: {scaling!r}; expected an object with rope_type")
     if any(isinstance(v, Mapping) for v in scaling.values()):
         raise ValueError(f"{field}: different ones per layer type ({', '.join(scaling)}) are not supported")
-    theta = _number(scaling, "rope_theta", _number(config, "rope_theta", 10000.0))
+    theta = number(scaling, "rope_theta", number(config, "rope_theta", 10000.0))
     partial = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if partial not in (None, 1, 1.0):
         raise ValueError(f"partial_rotary_factor: {partial} is not supported; only 1.0 is")
@@ -312,28 +325,28 @@ def _rope_from_hf(config: Mapping[str, Any], max_position: int) -> RopeConfig:
         return {n: scaling[n] for n in names if scaling.get(n) is not None}
 
     try:
-        factor = _number(scaling, "factor")
+        factor = number(scaling, "factor")
         original = max_position
         if kind in ("yarn", "llama3"):
-            original = _integer(scaling, "original_max_position_embeddings", None if kind == "llama3" else max_position)
+            original = integer(scaling, "original_max_position_embeddings", None if kind == "llama3" else max_position)
         extra: dict[str, Any] = {}
         if kind == "llama3":
-            extra = {n: _number(scaling, n) for n in ("low_freq_factor", "high_freq_factor")}
+            extra = {n: number(scaling, n) for n in ("low_freq_factor", "high_freq_factor")}
             if extra["low_freq_factor"] >= extra["high_freq_factor"]:
                 raise ValueError(f"low_freq_factor: {extra['low_freq_factor']} must be below high_freq_factor")
         elif kind == "yarn":
             numbers = named(("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"))
             # transformers reads 0 in these fields as "not given".
             numbers = {n: v for n, v in numbers.items() if v != 0 or n == "attention_factor"}
-            extra = {n: _number(numbers, n) for n in numbers}
-            extra["truncate"] = _boolean(scaling, "truncate", True)
+            extra = {n: number(numbers, n) for n in numbers}
+            extra["truncate"] = boolean(scaling, "truncate", True)
     except ValueError as error:
         raise ValueError(f"{field}.{error}") from None
     return RopeConfig(theta=theta, kind=kind, factor=factor, original_max_position=original, **extra)
 
 
 def _rope_from_gguf(meta: Mapping[str, Any], arch: str, max_position: int, factors: Sequence[float]) -> RopeConfig:
-    theta = _number(meta, f"{arch}.rope.freq_base", 10000.0)
+    theta = number(meta, f"{arch}.rope.freq_base", 10000.0)
     if len(factors):
         if any(f <= 0 for f in factors):
             raise ValueError("rope_freqs.weight: holds a value <= 0; expected positive factors")
@@ -349,8 +362,8 @@ def _rope_from_gguf(meta: Mapping[str, Any], arch: str, max_position: int, facto
         return RopeConfig(theta=theta, original_max_position=max_position)
     if kind not in ("linear", "yarn"):
         raise ValueError(f"{arch}.rope.scaling.type: {kind!r} is not supported; supported in GGUF: none, linear, yarn")
-    factor = _number({"f": factor}, "f", 1.0)
-    original = _integer(meta, f"{arch}.rope.scaling.original_context_length", max_position)
+    factor = number({"f": factor}, "f", 1.0)
+    original = integer(meta, f"{arch}.rope.scaling.original_context_length", max_position)
     attention = meta.get(f"{arch}.rope.scaling.attn_factor")
     if kind == "yarn" and attention is not None:
         # llama.cpp multiplies its own factor; transformers' attention_factor replaces it.
@@ -361,6 +374,6 @@ def _rope_from_gguf(meta: Mapping[str, Any], arch: str, max_position: int, facto
         factor=factor,
         original_max_position=original,
         attention_factor=attention if kind == "yarn" else None,
-        beta_fast=_number(meta, f"{arch}.rope.scaling.yarn_beta_fast", 32.0),
-        beta_slow=_number(meta, f"{arch}.rope.scaling.yarn_beta_slow", 1.0),
+        beta_fast=number(meta, f"{arch}.rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=number(meta, f"{arch}.rope.scaling.yarn_beta_slow", 1.0),
     )

@@ -43,7 +43,10 @@ class DecoderLayer(nn.Cell):
 
 
 class Decoder(nn.Cell):
-    """Token rows in, residual stream [R, hidden] out; ``head`` makes logits of it.
+    """Token rows in, residual stream out; ``head`` makes logits of it, ``normed`` what the head's matrix sees.
+
+    The output is a tuple of num_layers + 1 states [R, hidden]: the embeddings, then what each layer leaves. What nobody
+    looks at costs nothing.
 
     Args:
         config: the model's shape.
@@ -77,6 +80,7 @@ class Decoder(nn.Cell):
         self.layers = nn.CellList(backend.fuse(layers))
         tied = self.embedding if config.tie_word_embeddings else None
         self.head = backend.NormLinear(config.vocab_size, config.hidden_size, config.rms_norm_eps, dtype, tied=tied)
+        self.normed = backend.Norm(config.hidden_size, config.rms_norm_eps, tied=self.head)
 
     def weights(self) -> list[WeightSpec]:
         """Every parameter's place in a Hugging Face checkpoint."""
@@ -85,8 +89,8 @@ class Decoder(nn.Cell):
             specs += layer.weights(f"model.layers.{i}")
         return [*specs, *self.head.weights("model.norm", "lm_head")]
 
-    def construct(self, rows: tuple) -> Tensor:
-        x = self.embedding(rows)
+    def construct(self, rows: tuple) -> tuple[Tensor, ...]:
+        states: tuple[Tensor, ...] = (self.embedding(rows),)
         for layer in self.layers:
-            x = layer(x, rows)
-        return x
+            states += (layer(states[-1], rows),)
+        return states

@@ -23,6 +23,7 @@ from ms_spec.models.user_cache import cache_root
 
 DEFAULT_MODEL = "smollm2-135m"
 _HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "merges.txt"]
+_PYTORCH_FILES = ["*.bin", "*.pt"]  # in which drafts are published
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ class Source:
     name: str
 
 
-def resolve(model: str, field: str = "model") -> Source:
+def resolve(model: str, field: str = "model", draft: bool = False) -> Source:
     """Finds a model and fetches it if need be. ValueError (one line) says what was looked for and how to go on.
 
-    field: the argument that names it.
+    field: the argument that names it. draft: it may be a draft checkpoint, so PyTorch files are fetched as well.
     """
     model = os.fspath(model)
     if not model.strip():
@@ -70,7 +71,7 @@ def resolve(model: str, field: str = "model") -> Source:
     if model.lower() in ALIASES:
         return Source(_from_wheel(ALIASES[model.lower()]), "gguf", model.lower())
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", model) and not model.lower().endswith(".gguf"):
-        return Source(_from_hub(model, field), "hf", model)
+        return Source(_from_hub(model, field, draft), "hf", model)
     near = difflib.get_close_matches(model.lower(), ALIASES, 1, 0.6)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(
@@ -90,8 +91,9 @@ def _directory(path: Path, field: str) -> Source:
     raise ValueError(f"{field}: {str(path)!r} has no config.json and no .gguf file")
 
 
-def _from_hub(name: str, field: str) -> Path:
+def _from_hub(name: str, field: str, draft: bool) -> Path:
     """The local copy if it is complete, else a download."""
+    files = _HUB_FILES + (_PYTORCH_FILES if draft else [])
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
@@ -101,7 +103,7 @@ def _from_hub(name: str, field: str) -> Path:
         if (path / "config.json").exists() and _complete(path):
             return path
     try:
-        path = Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+        path = Path(snapshot_download(name, allow_patterns=files))
     except Exception as error:
         raise ValueError(
             f"{field}: {name!r} is not in the local Hugging Face cache and cannot be fetched ({_short(error)}); "

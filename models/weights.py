@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ from ms_spec.models.user_cache import cache_root
 
 PANEL = 16
 _CHUNK_VALUES = 1 << 20
+_LISTED = 5
 _FORMAT = 3
 _log = logging.getLogger("ms_spec")
 
@@ -67,7 +69,8 @@ class WeightSpec:
 def load_weights(specs: Sequence[WeightSpec], checkpoint: Checkpoint, *, cache_key: str | None) -> None:
     """Fills all parameters. ``cache_key`` None: packed in memory, nothing is cached.
 
-    ValueError (one line) names missing tensors and wrong shapes. Tensors that no spec asks for get a warning.
+    ValueError (one line) names all that is missing, left over or of another shape, each with the nearest name. If
+    nothing is wrong but that tensors are left over, they get a warning.
     """
     absent = _check(specs, checkpoint)
     packed = None
@@ -201,38 +204,55 @@ def _check(specs: Sequence[WeightSpec], checkpoint: Checkpoint) -> set[str]:
         else:
             missing.update(dict.fromkeys(gone))
     unexpected = sorted(n for n in names - expected if not _ignorable(n, expected))
-    if missing:
-        raise ValueError(f"{where}: missing {_listed(list(missing), unexpected)}")
-    for spec in specs:
-        if spec.sources[0] not in absent:
-            _check_shape(where, spec, checkpoint)
-    if unexpected:
-        _log.warning("%s: ignoring unexpected %s", where, _listed(unexpected, sorted(expected)))
+    present = [s for s in specs if s.sources[0] not in absent and missing.keys().isdisjoint(s.sources)]
+    misshapen = list(dict.fromkeys(filter(None, (_wrong_shape(s, checkpoint) for s in present))))
+    nearest = _nearest(list(missing), unexpected)
+    # A left-over name that stands beside the missing one that it resembles is not listed again.
+    left_over = [n for n in unexpected if n not in nearest.values()]
+    unknown = f"unexpected {_listed(left_over, _nearest(left_over, sorted(expected)))}" if left_over else ""
+    if missing or misshapen:
+        problems = [f"missing {_listed(list(missing), nearest)}"] if missing else []
+        problems += [unknown] if unknown else []
+        problems += misshapen[:_LISTED]
+        problems += [f"{len(misshapen) - _LISTED} more wrong shapes"] if len(misshapen) > _LISTED else []
+        raise ValueError(f"{where}: {'; '.join(problems)}")
+    if unknown:
+        _log.warning("%s: ignoring %s", where, unknown)
     return absent
 
 
-def _check_shape(where: str, spec: WeightSpec, checkpoint: Checkpoint) -> None:
+def _wrong_shape(spec: WeightSpec, checkpoint: Checkpoint) -> str | None:
+    """What is wrong with the shapes of a spec's sources, None if they are right."""
     shapes = [tuple(checkpoint.shape(s)) for s in spec.sources]
     rest = {s[1:] for s in shapes}
     if all(shapes) and rest == {tuple(spec.shape[1:])} and sum(s[0] for s in shapes) == spec.shape[0]:
-        return
+        return None
     found = ", ".join(f"{name} {list(shape)}" for name, shape in zip(spec.sources, shapes))
     if len(shapes) == 1:
-        raise ValueError(f"{where}: tensor {found} has the wrong shape; the config asks for {list(spec.shape)}")
-    raise ValueError(f"{where}: tensors {found} have wrong shapes; the config asks for {list(spec.shape)} together")
+        return f"tensor {found} has the wrong shape; the config asks for {list(spec.shape)}"
+    return f"tensors {found} have wrong shapes; the config asks for {list(spec.shape)} together"
 
 
 def _ignorable(name: str, expected: set[str]) -> bool:
-    """Tensors that checkpoints carry without need: rotary tables, and an output matrix where embeddings are shared."""
+    """Tensors without which a model is complete: rotary tables, an output matrix where embeddings are shared, and
+    drafters in the target's own files (MiMo's multi-token prediction, Medusa heads). Also Medusa heads behind those
+    that draft."""
     if name.endswith((".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")):
+        return True
+    if name.startswith(("model.mtp_layers.", "medusa_head.", "medusa_heads.")):
+        return True
+    if "lm_heads.0.weight" in expected and re.match(r"(blocks|lm_heads)\.\d+\.", name):
         return True
     return name in ("lm_head.weight", "rope_freqs.weight") or name.startswith("rope_factors_")
 
 
-def _listed(names: list[str], candidates: list[str]) -> str:
-    shown = []
-    for name in names[:5]:
-        near = difflib.get_close_matches(name, candidates, 1, 0.8)
-        shown.append(name + (f" (nearest: {near[0]})" if near else ""))
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+def _nearest(names: list[str], candidates: list[str]) -> dict[str, str]:
+    """The most similar candidate of each name that will be listed and has one."""
+    near = {name: difflib.get_close_matches(name, candidates, 1, 0.8) for name in names[:_LISTED]}
+    return {name: matches[0] for name, matches in near.items() if matches}
+
+
+def _listed(names: list[str], nearest: dict[str, str]) -> str:
+    shown = [name + (f" (nearest: {nearest[name]})" if name in nearest else "") for name in names[:_LISTED]]
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return f"tensor{'s' * (len(names) > 1)} {', '.join(shown)}{more}"

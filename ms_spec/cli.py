@@ -7,13 +7,16 @@ import re
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any, Optional, TextIO
+from typing import Annotated, Optional, TextIO
 
 import typer
 
 from ms_spec import __version__
-from ms_spec.errors import ConfigError, EngineError, OutputError, unknown_name
-from ms_spec.job import DEFAULT_MODEL, DEFAULT_SAMPLING, Job, Printer, execute, one_line
+from ms_spec import cli_options as options
+from ms_spec.cli_compare import compare
+from ms_spec.cli_options import given, parse_json
+from ms_spec.errors import ClosedPipe, ConfigError, EngineError, OutputError, unknown_name
+from ms_spec.job import DEFAULT_MODEL, Job, Printer, execute, one_line
 from ms_spec.prompts import Prompt, read_prompts, read_stdin_prompt
 from ms_spec.result_streams import result_file, result_stream
 from ms_spec.terminal import JsonPrinter, TextPrinter, note
@@ -21,11 +24,6 @@ from ms_spec.terminal import JsonPrinter, TextPrinter, note
 EXIT_FAILURE, EXIT_MISTAKE, EXIT_INTERRUPT, EXIT_PIPE = 1, 2, 130, 141
 # What a person can cause.
 MISTAKES = (ValueError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
-JSON_EXAMPLES = {
-    "--speculative-config": '{"method": "ngram", "num_speculative_tokens": 4}',
-    "--additional-config": '{"rejection_sampler_config": {"enable_block_verify": true}}',
-    "--compilation-config": '{"cudagraph_capture_sizes": [5, 10]}',
-}
 # typer checks numbers with pydantic, which says "Input should be a valid integer, unable to parse ...".
 PYDANTIC = re.compile(r"Input should be ([^,]*).*")
 
@@ -37,10 +35,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-class ClosedPipe(Exception):
-    """Nobody reads the results any more. (typer makes an exit code of its own of BrokenPipeError.)"""
 
 
 def _version(asked: bool) -> None:
@@ -61,36 +55,9 @@ def _root(
         print(context.get_help())
 
 
-def parse_json(option: str, text: Optional[str]) -> Optional[dict[str, Any]]:
-    """The object in a JSON option.
-
-    Raises:
-        ConfigError: it is not JSON, or not an object.
-    """
-    if text is None:
-        return None
-    example = JSON_EXAMPLES[option]
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(
-            f"{option}: not valid JSON ({error.msg} at column {error.colno}); for example '{example}'"
-        ) from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{option}: expected a JSON object, got {text!r:.40}; for example '{example}'")
-    return value
-
-
-def _given(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None and value != []}
-
-
 @app.command()
 def generate(
-    model: Annotated[
-        str,
-        typer.Option("--model", "-m", metavar="MODEL", help="Folder, .gguf file, Hugging Face name, or smollm2-135m."),
-    ] = DEFAULT_MODEL,
+    model: options.Model = DEFAULT_MODEL,
     prompt: Annotated[
         Optional[list[str]],
         typer.Option("--prompt", "-p", metavar="TEXT", help="A prompt; repeat for several; - reads stdin."),
@@ -99,29 +66,15 @@ def generate(
         Optional[str],
         typer.Option("--prompts", metavar="FILE", help="JSON lines, or one prompt a line; - reads stdin."),
     ] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Each prompt is a user's message: apply the chat template.")
-    ] = False,
+    chat: options.Chat = False,
     batch: Annotated[
         Optional[int],
         typer.Option("--batch", metavar="N", min=1, help="How many requests run together [default: all that fit]."),
     ] = None,
-    max_tokens: Annotated[
-        Optional[int],
-        typer.Option(
-            "--max-tokens", metavar="N", help=f"Most tokens to generate [default: {DEFAULT_SAMPLING['max_tokens']}]."
-        ),
-    ] = None,
-    temperature: Annotated[
-        Optional[float],
-        typer.Option("--temperature", "-t", metavar="T", help="0 takes the likeliest token [default: 0]."),
-    ] = None,
-    top_p: Annotated[
-        Optional[float], typer.Option("--top-p", metavar="P", help="Smallest set with this much mass, in (0, 1].")
-    ] = None,
-    top_k: Annotated[
-        Optional[int], typer.Option("--top-k", metavar="N", help="The k likeliest tokens; 0 is off.")
-    ] = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
     min_p: Annotated[
         Optional[float],
         typer.Option("--min-p", metavar="P", help="Least probability, as a share of the likeliest token's."),
@@ -131,9 +84,7 @@ def generate(
         Optional[list[str]],
         typer.Option("--stop", metavar="TEXT", help="End at this text and leave it out; repeat for several."),
     ] = None,
-    max_model_len: Annotated[
-        Optional[int], typer.Option("--max-model-len", metavar="N", help="Longest prompt plus answer, in tokens.")
-    ] = None,
+    max_model_len: options.MaxModelLen = None,
     max_num_seqs: Annotated[
         Optional[int],
         typer.Option(
@@ -142,16 +93,11 @@ def generate(
             help="Most requests the engine is built for [default: the prompts, at most 8].",
         ),
     ] = None,
-    dtype: Annotated[
-        Optional[str],
-        typer.Option("--dtype", metavar="DTYPE", help="Of the weights: auto, bfloat16, float16 or float32."),
-    ] = None,
+    dtype: options.Dtype = None,
     speculative_config: Annotated[
         Optional[str], typer.Option("--speculative-config", "-sc", metavar="JSON", help="How to draft.")
     ] = None,
-    additional_config: Annotated[
-        Optional[str], typer.Option("--additional-config", metavar="JSON", help="How to verify.")
-    ] = None,
+    additional_config: options.AdditionalConfig = None,
     compilation_config: Annotated[
         Optional[str], typer.Option("--compilation-config", metavar="JSON", help="Which graphs to compile.")
     ] = None,
@@ -165,7 +111,7 @@ def generate(
     """Answer prompts. Text goes to stdout as it comes; notes go to stderr."""
     if as_json and show_drafts:
         raise ConfigError("--show-drafts colours text, --json prints none: give one of them")
-    engine = _given(
+    engine = given(
         model=model,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
@@ -174,7 +120,7 @@ def generate(
         additional_config=parse_json("--additional-config", additional_config),
         compilation_config=parse_json("--compilation-config", compilation_config),
     )
-    sampling = _given(
+    sampling = given(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, stop=stop
     )
     asked = [read_stdin_prompt() if text == "-" else Prompt(text) for text in prompt or []]
@@ -219,12 +165,12 @@ def run_file(
     return code
 
 
+app.command()(compare)
+
+
 @app.command()
 def info(
-    model: Annotated[
-        str,
-        typer.Option("--model", "-m", metavar="MODEL", help="Folder, .gguf file, Hugging Face name, or smollm2-135m."),
-    ] = DEFAULT_MODEL,
+    model: options.Model = DEFAULT_MODEL,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Tell what a model is and what it would take, without loading it."""

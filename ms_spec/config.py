@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from ms_spec.config_errors import knob, one_line
 from ms_spec.errors import ConfigError
+from ms_spec.extraction import METHOD as EXTRACTION
+from ms_spec.extraction import storage
 from ms_spec.speculative_config import SpeculativeConfig
 from ms_spec.vllm_arguments import without_neutral
 
@@ -60,9 +62,12 @@ class CompilationConfig(BaseModel):
 
 
 class KVTransferConfig(BaseModel):
-    """``kv_transfer_config``: prefill and decode on different machines."""
+    """``kv_transfer_config``: prefill and decode on different machines, or where hidden states go."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    kv_connector: Optional[str] = knob(None, "the name of a connector")
+    kv_connector_extra_config: Optional[dict[str, Any]] = knob(None, "a dict")
 
     kv_role: Optional[Literal["kv_producer", "kv_consumer", "kv_both"]] = knob(
         None, "one of kv_producer, kv_consumer, kv_both"
@@ -149,6 +154,11 @@ class EngineConfig(BaseModel):
         return 0 if spec is None else (spec.num_speculative_tokens or 0)
 
     @property
+    def extracts(self) -> bool:
+        """Whether hidden states are saved."""
+        return self.speculative_config is not None and self.speculative_config.method == EXTRACTION
+
+    @property
     def token_budget(self) -> int:
         """Tokens that one step may compute, drafts included."""
         if self.max_num_batched_tokens is not None:
@@ -201,7 +211,9 @@ class EngineConfig(BaseModel):
 
     def _check_available(self) -> None:
         kv = self.kv_transfer_config
-        if kv is not None:
+        if self.extracts:
+            storage(None if kv is None else kv.model_dump(exclude_unset=True))
+        elif kv is not None:
             if kv.kv_role == "kv_producer" and self.num_speculative_tokens > 1:
                 raise ValueError(
                     f"speculative_config.num_speculative_tokens = {self.num_speculative_tokens}: must be 1 on the "

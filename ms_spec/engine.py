@@ -10,10 +10,12 @@ from typing import Any, Callable
 
 from ms_spec.draft_budget import DraftGate
 from ms_spec.errors import EngineError, RequestError
+from ms_spec.hidden_states import HiddenStatesSink
 from ms_spec.inputs import token_ids
 from ms_spec.limits import Limits
 from ms_spec.metrics import EngineMetrics, Metrics
 from ms_spec.outputs import CompletionOutput, Delta, RequestOutput
+from ms_spec.proposers.base import HostProposer
 from ms_spec.request import DECODE, FINISHED, Request, Sequence
 from ms_spec.sampling_params import SamplingParams
 from ms_spec.scheduler import Chunk, Plan, Row, Scheduler
@@ -38,6 +40,8 @@ class Engine:
     call: runs a function on the thread that owns the model.
     lone_history: draft lengths must not depend on the other requests (verification that is not lossless).
     adaptive: False always verifies all drafts.
+    drafter: drafts between the steps; None: the runner does, or nobody.
+    sink: takes the hidden states that the runner returns. A request ends when its file is there.
     """
 
     def __init__(
@@ -51,6 +55,8 @@ class Engine:
         call: Callable[..., Any] = call_here,
         lone_history: bool = False,
         adaptive: bool = True,
+        drafter: HostProposer | None = None,
+        sink: HiddenStatesSink | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.limits = limits
@@ -61,6 +67,9 @@ class Engine:
         self._make_decoder = make_decoder
         self._seed = seed
         self._call = call
+        self._drafter = drafter
+        self._sink = sink
+        self._saving: dict[int, tuple[Sequence, str, int | str | None]] = {}
         self._clock = clock
         self._counter = 0
         self._order = 0
@@ -143,6 +152,8 @@ class Engine:
         """Computes one step and returns what it added. If the model fails, every request ends with an error."""
         plan = self.scheduler.schedule()
         if not plan.rows and not plan.chunks:
+            if self._saving:
+                return self._end_saved(wait_for_one=True)
             if self._requests:
                 return self._fail_all("internal error: nothing can be scheduled")
             return []
@@ -158,7 +169,7 @@ class Engine:
             self._take_chunk(chunk, result, now, deltas)
         for row, result in zip(plan.rows, row_results):
             self._take_row(row, result, now, deltas)
-        return deltas
+        return deltas + self._end_saved(wait_for_one=False)
 
     def _execute(self, plan: Plan) -> tuple[list[Result | None], list[Result]]:
         """All model calls of one step, on the model's thread."""
@@ -167,9 +178,11 @@ class Engine:
         return chunks, rows
 
     def _chunk_work(self, chunk: Chunk) -> Work:
-        seq = chunk.seq
-        tokens = seq.tokens[seq.computed : seq.computed + chunk.size]
-        return self._work(seq, tokens, seq.computed, chunk.limit)
+        seq, end = chunk.seq, chunk.seq.computed + chunk.size
+        work = self._work(seq, seq.tokens[seq.computed : end], seq.computed, chunk.limit)
+        if end < len(seq.tokens):
+            work.next_token = seq.tokens[end]
+        return work
 
     def _row_work(self, row: Row) -> Work:
         seq = row.seq
@@ -200,12 +213,16 @@ class Engine:
 
     def _take_chunk(self, chunk: Chunk, result: Result | None, now: float, deltas: list[Delta]) -> None:
         seq = chunk.seq
+        if self._sink is not None and seq.out.index == 0 and result is not None and result.states is not None:
+            self._sink.take(seq.order, seq.computed, result.states)
         seq.computed += chunk.size
         if chunk.last and result is not None:
             seq.state = DECODE
             seq.first_token_at = now
             seq.metrics.time_to_first_token_s = now - seq.request.arrived
-            deltas.append(self._emit(seq, result, 0))
+            if self._drafter is not None:
+                self._drafter.start(seq.order, seq.tokens)
+            deltas.append(self._emit(seq, result, 0, chunk.limit))
         elif seq.computed == seq.prefill_end and not chunk.last:
             # Resumed: its last token, and the drafts that it had, are decoded next.
             seq.state = DECODE
@@ -216,9 +233,9 @@ class Engine:
         accepted = result.num_accepted
         # The gate learns from what the model said, the metrics count what was emitted.
         seq.gate.record(row.num_drafts, accepted, row.limit)
-        deltas.append(self._emit(seq, result, accepted, row.num_drafts))
+        deltas.append(self._emit(seq, result, accepted, row.limit, row.num_drafts))
 
-    def _emit(self, seq: Sequence, result: Result, accepted: int, drafted: int | None = None) -> Delta:
+    def _emit(self, seq: Sequence, result: Result, accepted: int, limit: int, drafted: int | None = None) -> Delta:
         """Takes over a result's tokens up to the first that ends the sequence. drafted None: not a decode step."""
         out = seq.out
         kept: list[int] = []
@@ -235,9 +252,15 @@ class Engine:
                 break
         seq.tokens += kept
         out.token_ids += kept
-        seq.drafts = result.drafts
+        drafting = result.draft_seconds
+        if self._drafter is None:
+            seq.drafts = result.drafts
+        else:
+            begin = self._clock()
+            seq.drafts = self._draft(seq, kept, 0 if reason else limit)
+            drafting = self._clock() - begin
         if drafted is not None:
-            seq.metrics.count_step(drafted, accepted, len(kept))
+            seq.metrics.count_step(drafted, accepted, len(kept), drafting, result.verify_seconds)
         out.text += text
         seq.request.touch()
         if reason == "error":
@@ -246,18 +269,56 @@ class Engine:
             self._finish(seq, reason, stop)
         return Delta(seq.request.output, out.index, text, kept)
 
+    def _draft(self, seq: Sequence, emitted: list[int], limit: int) -> list[int]:
+        """Drafts of the host's own."""
+        assert self._drafter is not None
+        self._drafter.extend(seq.order, emitted)
+        return self._drafter.draft(seq.order, limit) if limit else []
+
     def _finish(self, seq: Sequence, reason: str, stop: int | str | None) -> None:
         """Ends a sequence; its blocks and its slot come free. Does nothing to one that has ended."""
         if seq.state == FINISHED:
+            if self._saving.pop(seq.order, None):
+                self._drop(seq)
+                self._end(seq, reason, stop)
             return
         self.scheduler.remove(seq)
-        request, out = seq.request, seq.out
-        if reason in ("abort", "error"):
-            out.text += seq.stopping.close()
-        out.finish_reason, out.stop_reason = reason, stop
+        if self._drafter is not None and seq.first_token_at is not None:
+            self._drafter.stop(seq.order)
         self._totals.add(seq.metrics)
+        if reason in ("abort", "error"):
+            seq.out.text += seq.stopping.close()
+            self._drop(seq)
+        elif self._sink is not None and seq.out.index == 0:
+            self._saving[seq.order] = (seq, reason, stop)
+            self._sink.write(seq.order, seq.request.output.request_id, seq.request.output.prompt_token_ids)
+            return
+        self._end(seq, reason, stop)
+
+    def _drop(self, seq: Sequence) -> None:
+        if self._sink is not None:
+            self._sink.drop(seq.order)
+
+    def _end_saved(self, wait_for_one: bool) -> list[Delta]:
+        """Ends the sequences whose hidden states are in their file by now, or cannot be."""
+        deltas = []
+        for one in self._sink.written(wait_for_one) if self._sink is not None else ():
+            seq, reason, stop = self._saving.pop(one.key)
+            output = seq.request.output
+            if one.error is None:
+                output.kv_transfer_params = {"hidden_states_path": one.path}
+            else:
+                output.error, reason, stop = one.error, "error", None
+            self._end(seq, reason, stop)
+            deltas.append(Delta(output, seq.out.index, "", []))
+        return deltas
+
+    def _end(self, seq: Sequence, reason: str, stop: int | str | None) -> None:
+        """Tells whoever waits that a sequence has ended."""
+        request, out = seq.request, seq.out
+        out.finish_reason, out.stop_reason = reason, stop
         request.touch()
-        if all(other.state == FINISHED for other in request.sequences):
+        if all(one.finished() for one in request.output.outputs):
             if len(request.sequences) > 1:
                 request.output.metrics = _together(request.sequences)
             request.output.finished = True
@@ -267,11 +328,12 @@ class Engine:
     def _fail_all(self, error: str) -> list[Delta]:
         deltas = []
         for request in list(self._requests.values()):
-            request.output.error = error
-            for seq in request.sequences:
-                if seq.state != FINISHED:
-                    self._finish(seq, "error", None)
-                    deltas.append(Delta(request.output, seq.out.index, "", []))
+            running = [seq for seq in request.sequences if seq.state != FINISHED]
+            if running:  # others wait for a file only
+                request.output.error, request.failed = error, True
+            for seq in running:
+                self._finish(seq, "error", None)
+                deltas.append(Delta(request.output, seq.out.index, "", []))
         return deltas
 
     # Checks
@@ -294,6 +356,11 @@ class Engine:
         if not isinstance(params, SamplingParams):
             raise RequestError(f"sampling_params must be SamplingParams, not {type(params).__name__}")
         self._check_ids("stop_token_ids", params.stop_token_ids or [])
+        if self._sink is not None and params.max_tokens != 1:
+            raise RequestError(
+                f"max_tokens = {params.max_tokens}: must be 1 with method 'extract_hidden_states', which saves the "
+                "states of prompts; use max_tokens = 1"
+            )
         if params.stop and self._make_decoder is None:
             raise RequestError("stop needs text, and this engine has no tokenizer; use stop_token_ids")
         banned = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else self._eos)
@@ -305,7 +372,7 @@ class Engine:
         room = self.limits.max_model_len - len(ids)
         max_output = room if params.max_tokens is None else min(params.max_tokens, room)
         blocks = self.scheduler.blocks
-        need = blocks.needed(len(ids) + max_output - 1)
+        need = blocks.needed(self.limits.span(len(ids) + max_output - 1))
         if need > blocks.num_usable:
             raise RequestError(
                 f"a prompt of {len(ids)} tokens with max_tokens = {max_output} needs {need} KV blocks of "

@@ -18,6 +18,10 @@ class OutputError(RuntimeError):
     """Results cannot be written where they are to go."""
 
 
+class ClosedPipe(Exception):
+    """Nobody reads the results any more. (typer makes an exit code of its own of BrokenPipeError.)"""
+
+
 class EngineError(RuntimeError):
     """The model failed while it ran; every request in flight was ended with this error."""
 

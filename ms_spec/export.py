@@ -13,6 +13,7 @@ from ms_spec.models.decoder import Decoder
 from ms_spec.models.ops.ascend import AscendOps
 from ms_spec.models.ops.interface import Backend
 from ms_spec.models.ops.limits import check_ascend, storage_dtype
+from ms_spec.proposers.base import Site
 from ms_spec.runner import ModelRunner
 from ms_spec.verify.buckets import Buckets
 
@@ -28,7 +29,7 @@ def export_graphs(
     max_len: int = 2048,
     block_size: int = 128,
     dtype: str | None = None,
-    make_proposer: Callable[[Backend], Any] | None = None,
+    make_proposer: Callable[[Backend, Site], Any] | None = None,
     rule_options: dict[str, Any] | None = None,
 ) -> dict[tuple[str, int, int], Path]:
     """Exports the decode and prefill graphs of a model. The weights are zeros: the graphs are what is wanted.
@@ -42,7 +43,7 @@ def export_graphs(
         chunks: the prefill buckets.
         max_len, block_size: of the paged cache.
         dtype: of weights, cache and activations; the model's own if None.
-        make_proposer: makes the proposer of one graph from the operations; None: nothing is drafted in the graph.
+        make_proposer: makes the proposer from the operations and its site (draft None); None: the graphs draft nothing.
         rule_options: as :func:`ms_spec.verify.rules.make_rule` takes them.
 
     Returns:
@@ -56,8 +57,10 @@ def export_graphs(
     backend = AscendOps(dtype)
     buckets = buckets or Buckets.for_device("ascend", max_num_seqs, num_drafts, variable_width=True)
     num_blocks = max_num_seqs * -(-max_len // block_size) + 1
+    target = Decoder(config, backend, num_blocks, block_size, max_len, dtype)
+    site = Site(target, None, num_blocks, block_size, max_len, max_num_seqs, dtype)
     runner = ModelRunner(
-        Decoder(config, backend, num_blocks, block_size, max_len, dtype),
+        target,
         backend,
         buckets,
         chunks,
@@ -66,7 +69,7 @@ def export_graphs(
         max_len=max_len,
         max_num_seqs=max_num_seqs,
         num_drafts=num_drafts,
-        make_proposer=None if make_proposer is None else lambda: make_proposer(backend),
+        proposer=None if make_proposer is None else make_proposer(backend, site),
         rule_options=rule_options or {},
     )
     return export_runner(runner, folder)

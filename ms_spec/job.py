@@ -96,7 +96,7 @@ def _waves(items: list[Any], size: int | None) -> Iterator[list[Any]]:
         yield items[start : start + step]
 
 
-def _encode(prompt: Prompt, tokenizer: Any, chat: bool) -> Any:
+def encode_prompt(prompt: Prompt, tokenizer: Any, chat: bool) -> Any:
     """A prompt as the engine takes it."""
     if isinstance(prompt.content, str):
         if not chat:
@@ -149,8 +149,9 @@ def execute(job: Job, printer: Printer) -> int:
         tokenizer = llm.get_tokenizer()
         printer.start(tokenizer)
         for wave in _waves(list(range(len(job.prompts))), job.batch):
-            contents = [_encode(job.prompts[index], tokenizer, job.chat) for index in wave]
-            for position, output in _stream(llm, contents, [params[index] for index in wave], len(job.prompts) == 1):
+            contents = [encode_prompt(job.prompts[index], tokenizer, job.chat) for index in wave]
+            sampling = [params[index] for index in wave]
+            for position, output in stream_prompts(llm, contents, sampling, len(job.prompts) == 1):
                 index = wave[position]
                 failed |= output.finished and output.error is not None
                 printer.update(index, job.prompts[index], output)
@@ -162,7 +163,9 @@ def execute(job: Job, printer: Printer) -> int:
     return 2 if failed else 0
 
 
-def _stream(llm: Any, contents: list[Any], params: list[SamplingParams], alone: bool) -> Iterator[tuple[int, Any]]:
+def stream_prompts(
+    llm: Any, contents: list[Any], params: list[SamplingParams], alone: bool
+) -> Iterator[tuple[int, Any]]:
     """``llm.stream``, but a bad request that is alone only in its wave does not end the job."""
     try:
         yield from llm.stream(contents, params)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ms_spec.config import EngineConfig
 from ms_spec.errors import ConfigError
 from ms_spec.models.ops.limits import check_ascend, storage_dtype
+from ms_spec.proposers.registry import lookahead
 
 if TYPE_CHECKING:
     from ms_spec.models.config import ModelConfig
@@ -30,6 +31,15 @@ class Limits:
     prefill_chunk: int = 512
     num_speculative_tokens: int = 0
     tokens_by_batch: tuple[tuple[int, int, int], ...] = ()
+    lookahead: tuple[int, ...] = ()
+    """Positions behind a step's tokens that proposing 0, 1, ... K drafts writes to. Empty: none."""
+    slot_drafts: bool = False
+    """Whether part of a draft stays on the device, in the request's slot, and is lost with it."""
+
+    def span(self, tokens: int, drafts: int = 0) -> int:
+        """Positions that need a block while a step with ``tokens`` tokens in all proposes ``drafts``."""
+        ahead = self.lookahead[drafts] if self.lookahead else 0
+        return min(tokens + ahead, self.max_model_len)
 
 
 def default_block_size(device: str) -> int:
@@ -97,6 +107,8 @@ def limits_for(
         prefill_chunk=config.prefill_chunk,
         num_speculative_tokens=config.num_speculative_tokens,
         tokens_by_batch=tuple((row[0], row[1], row[2]) for row in table or ()),
+        lookahead=lookahead(spec),
+        slot_drafts=spec is not None and spec.draft_sample_method == "probabilistic",
     )
 
 
@@ -126,11 +138,14 @@ def device_of(config: EngineConfig) -> str:
     return "ascend" if Path("/dev/davinci_manager").exists() else "cpu"
 
 
-def model_limits(config: EngineConfig, model: ModelConfig) -> Limits:
-    """``limits_for`` of a model without a draft network. Raises ConfigError."""
+def model_limits(config: EngineConfig, model: ModelConfig, draft_numbers: int = 0) -> Limits:
+    """``limits_for`` of a model. Raises ConfigError.
+
+    draft_numbers: what one position takes in the draft's caches, keys and values of all its layers.
+    """
     device = device_of(config)
-    per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * CACHE_ITEM_BYTES[device]
-    limits = limits_for(config, model.max_position_embeddings, per_token, device)
+    numbers = 2 * model.num_layers * model.num_kv_heads * model.head_dim + draft_numbers
+    limits = limits_for(config, model.max_position_embeddings, numbers * CACHE_ITEM_BYTES[device], device)
     if device == "ascend":
         dtype, _ = storage_dtype(
             model.dtype if config.dtype == "auto" else {"half": "float16"}.get(config.dtype, config.dtype)

@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import Any
 
 from ms_spec.config import EngineConfig
-from ms_spec.engine import NOT_FINITE, Engine
+from ms_spec.engine import Engine
 from ms_spec.errors import EngineError, RequestError
 from ms_spec.inputs import (
     Params,
@@ -66,12 +66,17 @@ class LLM:
         self._lock = threading.RLock()
         if config.distributed_executor_backend is not None:
             _log.info("distributed_executor_backend = %s has no effect here", config.distributed_executor_backend)
-        if config.num_speculative_tokens and config.token_budget < 2 * config.max_num_seqs:
+        drafts, budget, seqs = (
+            parts.limits.num_speculative_tokens,
+            parts.limits.max_num_batched_tokens,
+            parts.limits.max_num_seqs,
+        )
+        if drafts and budget < 2 * seqs:
             _log.warning(
                 "max_num_batched_tokens = %d leaves no room for a draft of each of max_num_seqs = %d requests; use %d",
-                config.token_budget,
-                config.max_num_seqs,
-                config.max_num_seqs * (config.num_speculative_tokens + 1),
+                budget,
+                seqs,
+                seqs * (drafts + 1),
             )
         inherit = config.generation_config == "auto"
         self._defaults = sampling_defaults(parts.generation_config) if inherit else {}
@@ -84,6 +89,8 @@ class LLM:
             seed=config.seed,
             call=graph_thread().run,
             lone_history=config.additional_config.rejection_sampler_config.enable_entropy_verify,
+            drafter=parts.drafter,
+            sink=parts.sink,
         )
 
     # Use
@@ -179,6 +186,8 @@ class LLM:
         with HeldInterrupts(), self._lock:
             if self._parts is not None:
                 self._engine.abort_all()
+                if self._parts.sink is not None:
+                    self._parts.sink.close()
                 self._parts.close()
                 self._parts = None
 
@@ -219,7 +228,7 @@ class LLM:
                 for request, finished in self._advance(inbox):
                     output = request.output
                     left -= finished
-                    if finished and len(items) == 1 and output.error not in (None, NOT_FINITE):
+                    if finished and len(items) == 1 and request.failed:
                         raise EngineError(output.error)
                     # Another thread may have finished it since: then it comes once more.
                     if finished or not (only_finished or output.finished):

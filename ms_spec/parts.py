@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ms_spec.hidden_states import HiddenStatesSink
 from ms_spec.limits import Limits
+from ms_spec.proposers.base import HostProposer
 from ms_spec.sampling_params import NEUTRAL, SamplingParams
 from ms_spec.work import Runner
 
@@ -32,6 +34,8 @@ class Parts:
     tokenizer: has encode(text, add_special_tokens), decode(ids) and render_chat(messages, ...) -> text.
     make_decoder: a new incremental decoder, by skip_special_tokens.
     generation_config: the checkpoint's generation_config.json, {} without one.
+    drafter: drafts between steps; None where the step graphs draft, or nothing does.
+    sink: takes the hidden states that the runner returns; None where it returns none.
     """
 
     runner: Runner
@@ -41,6 +45,8 @@ class Parts:
     tokenizer: Any
     make_decoder: Callable[[bool], Any]
     generation_config: Mapping[str, Any] = field(default_factory=dict)
+    drafter: HostProposer | None = None
+    sink: HiddenStatesSink | None = None
     close: Callable[[], None] = _nothing
 
 

@@ -16,7 +16,7 @@ WAITING, PREFILL, DECODE, FINISHED = "waiting", "prefill", "decode", "finished"
 class Request:
     """One prompt. Its ``output`` grows while the request runs; it is the object that the user gets."""
 
-    __slots__ = ("arrived", "changed", "inbox", "output", "params", "seed", "sequences")
+    __slots__ = ("arrived", "changed", "failed", "inbox", "output", "params", "seed", "sequences")
 
     def __init__(self, output: RequestOutput, params: SamplingParams, seed: int, arrived: float) -> None:
         self.output = output
@@ -25,6 +25,8 @@ class Request:
         self.arrived = arrived
         self.changed = False
         """Whether it stands in the inbox; whoever takes it from there clears this."""
+        self.failed = False
+        """Whether it ended because the model failed."""
         self.inbox: deque[Request] | None = None
         self.sequences: list[Sequence] = []
 

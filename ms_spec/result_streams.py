@@ -34,6 +34,13 @@ class ResultStream(io.TextIOWrapper):
         with self._named():
             return super().write(text)
 
+    def write_bytes(self, content: bytes) -> None:
+        """Writes what is no text."""
+        with self._named():
+            super().flush()
+            self.buffer.write(content)
+            self.buffer.flush()
+
     def flush(self) -> None:
         with self._named():
             super().flush()
@@ -75,10 +82,12 @@ def result_stream() -> Iterator[TextIO]:
 
 
 @contextmanager
-def result_file(path: Path) -> Iterator[TextIO]:
+def result_file(path: Path, option: str = "output") -> Iterator[ResultStream]:
     """A stream into a file that appears under its name when it is whole.
 
     Until then it is called ``NAME.part``, and it stays so, with what has come, when something breaks.
+
+    option: what the file is called in errors.
 
     Raises:
         ConfigError: it cannot be written.
@@ -87,11 +96,11 @@ def result_file(path: Path) -> Iterator[TextIO]:
     device = path.exists() and not path.is_file()
     partial = path if device else path.with_name(path.name + ".part")
     if path.exists() and not os.access(path, os.W_OK):
-        raise ConfigError(f"output: {path} is write-protected")
+        raise ConfigError(f"{option}: {path} is write-protected")
     try:
         stream = ResultStream(partial.open("wb"), str(partial))
     except OSError as error:
-        raise ConfigError(f"output: {partial} cannot be written: {error.strerror}") from None
+        raise ConfigError(f"{option}: {partial} cannot be written: {error.strerror}") from None
     try:
         yield stream
         stream.close()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mindspore import Tensor
@@ -15,6 +16,7 @@ from ms_spec.models.decoder import Decoder
 from ms_spec.models.loading import Loaded
 from ms_spec.models.ops.interface import Backend
 from ms_spec.models.weights import load_weights
+from ms_spec.proposers.base import Site
 from ms_spec.proposers.registry import build_proposer
 from ms_spec.randomness import matched_uniforms, step_uniforms
 from ms_spec.runtime import use_mode
@@ -22,6 +24,9 @@ from ms_spec.step import DecodeStep, PrefillStep, new_history
 from ms_spec.verify.buckets import Buckets
 from ms_spec.verify.rules import make_rule
 from ms_spec.work import MAX_BANNED, Result, Work
+
+if TYPE_CHECKING:
+    from ms_spec.models.drafts import Draft
 
 
 @dataclass
@@ -37,11 +42,14 @@ class _Inputs:
     banned: np.ndarray
     banned_until: np.ndarray
     limit: np.ndarray
+    next_token: np.ndarray
     uniforms: np.ndarray
+    draft_bounds: tuple[np.ndarray, ...]
     tensors: tuple[Tensor, ...] = ()
 
     @classmethod
-    def of(cls, n: int, w: int, blocks: int, drawn: int, host_bounds: bool) -> _Inputs:
+    def of(cls, n: int, w: int, blocks: int, drawn: int, host_bounds: bool, grids: Sequence[int]) -> _Inputs:
+        """``drawn``: uniforms of a request; ``grids``: widths of the proposer's own grids."""
         made = cls(
             slot=np.zeros(n, np.int32),
             tokens=np.full((n, w), -1, np.int32),
@@ -52,14 +60,17 @@ class _Inputs:
             banned=np.full((n, MAX_BANNED), -1, np.int32),
             banned_until=np.zeros(n, np.int32),
             limit=np.zeros(n, np.int32),
-            uniforms=np.zeros((n, 2 * drawn), np.float32),
+            next_token=np.full(n, -1, np.int32),
+            uniforms=np.zeros((n, drawn), np.float32),
+            draft_bounds=tuple(np.ones(n * width, np.int32) for width in grids) if host_bounds else (),
         )
         made.tensors = tuple(Tensor.from_numpy(array) for array in made.arrays())
         return made
 
     def arrays(self) -> list[np.ndarray]:
         """In the order of the steps' arguments."""
-        return [getattr(self, name) for name in self.__dataclass_fields__ if name != "tensors"]
+        names = [name for name in self.__dataclass_fields__ if name not in ("draft_bounds", "tensors")]
+        return [*(getattr(self, name) for name in names), *self.draft_bounds]
 
     def copies(self) -> tuple[Tensor, ...]:
         """Tensors that share no memory with the host's arrays."""
@@ -70,12 +81,12 @@ class ModelRunner:
     """The compiled model. See :class:`ms_spec.work.Runner`; all calls come from the graph thread.
 
     Args:
-        target: the model, weights loaded.
+        target: the model; its weights may be loaded later.
         backend: the device operations that it is written in.
         buckets: batch and width buckets of the decode graphs.
         chunks: prompt lengths of the prefill graphs, rising.
         num_drafts: K, 0 without speculation.
-        make_proposer: makes the proposer of one step graph; None without speculation.
+        proposer: drafts at the end of every graph; None: nothing does (no speculation, or the host drafts).
         rule_options: keyword arguments of :func:`ms_spec.verify.rules.make_rule`.
         eager: run operator by operator, without compiled graphs.
     """
@@ -92,7 +103,7 @@ class ModelRunner:
         max_len: int,
         max_num_seqs: int,
         num_drafts: int,
-        make_proposer: Callable[[], Any] | None,
+        proposer: Any,
         rule_options: dict[str, Any],
         eager: bool = False,
     ) -> None:
@@ -102,14 +113,15 @@ class ModelRunner:
         self._eager = eager
         self._host_bounds = backend.host_bounds
         self._table_width = -(-max_len // block_size)
+        self._proposer = proposer
+        self._exported = getattr(proposer, "exported", False)
+        dense = proposer is not None and proposer.dense
         history = new_history(max_num_seqs, max_len)
         self._steps: dict[tuple[str, int, int], DecodeStep | PrefillStep] = {}
         for bucket in self.plan():
             kind, _, w = bucket
-            rule = make_rule(backend, w if kind == "decode" else 1, **rule_options)
-            step = (DecodeStep if kind == "decode" else PrefillStep)(
-                target, backend, rule, history, make_proposer() if make_proposer else None
-            )
+            rule = make_rule(backend, w if kind == "decode" else 1, dense=dense, **rule_options)
+            step = (DecodeStep if kind == "decode" else PrefillStep)(target, backend, rule, history, proposer)
             # MindSpore's phase for inference: from the second call on, no checks of the arguments. So a Cell a bucket.
             step.phase = "increment"
             self._steps[bucket] = step
@@ -119,13 +131,19 @@ class ModelRunner:
     def plan(self) -> list[tuple[str, int, int]]:
         """Every graph that :meth:`warm_up` compiles: (kind, n, w)."""
         decode = [("decode", n, w) for w in self.buckets.widths for n in self.buckets.batches]
+        if self._exported:
+            decode = []  # its requests end with their first token
         return decode + [("prefill", 1, chunk) for chunk in self.chunks]
 
     def graph(self, bucket: tuple[str, int, int]) -> tuple[Any, tuple[Tensor, ...]]:
         """The step that runs a bucket of :meth:`plan`, and inputs of padding for it. Compiles nothing."""
+        return self._steps[bucket], self._new_inputs(bucket).tensors
+
+    def _new_inputs(self, bucket: tuple[str, int, int]) -> _Inputs:
         kind, n, w = bucket
-        drawn = w if kind == "decode" else 1
-        return self._steps[bucket], _Inputs.of(n, w, self._table_width, drawn, self._host_bounds).tensors
+        drawn = (w if kind == "decode" else 1) + self.num_drafts
+        grids = () if self._proposer is None else self._proposer.grids(w)
+        return _Inputs.of(n, w, self._table_width, drawn, self._host_bounds, grids)
 
     def warm_up(self, progress: Callable[[int], object] = lambda graphs: None) -> None:
         """Compiles every graph by running it on padding alone. ``progress`` hears of each."""
@@ -134,32 +152,51 @@ class ModelRunner:
             progress(1)
 
     def prefill(self, work: Work, last: bool) -> Result | None:
-        """One chunk of a prompt, in as many calls as its length takes. None unless it is the ``last``."""
+        """One chunk of a prompt, in as many calls as its length takes. See :class:`ms_spec.work.Runner`."""
         most = self.chunks[-1]
+        states: list[Any] = []
         while len(work.tokens) > most:
-            self._run(("prefill", 1, most), [replace(work, tokens=work.tokens[:most], draft_limit=0)])
+            part = replace(work, tokens=work.tokens[:most], draft_limit=0, next_token=work.tokens[most])
+            states.append(self._run(("prefill", 1, most), [part])[1])
             work = replace(work, tokens=work.tokens[most:], start=work.start + most)
         chunk = next(c for c in self.chunks if c >= len(work.tokens))
-        out = self._run(("prefill", 1, chunk), [work])
-        return self._result(out[0], 1) if last else None
+        out, seen = self._run(("prefill", 1, chunk), [work])
+        result = self._result(out[0], 1) if last else None
+        if seen is not None:
+            result = result or Result([], [])
+            result.states = np.concatenate([*states, seen])
+        return result
 
     def decode(self, works: list[Work]) -> list[Result]:
         """One step of every request."""
         n, w = self.buckets.pick(len(works), max(len(work.tokens) for work in works))
-        out = self._run(("decode", n, w), works)
-        return [self._result(row, w) for row in out[: len(works)]]
+        begin = time.perf_counter()
+        out, _ = self._run(("decode", n, w), works)
+        results = [self._result(row, w) for row in out[: len(works)]]
+        self._share_time(results, begin, out[0][3] + out[0][4] * 1e-9, time.perf_counter())
+        return results
 
     @staticmethod
     def _result(row: list[int], width: int) -> Result:
         emitted, accepted, drafts = row[:3]
-        return Result(row[3 : 3 + emitted], row[3 + width : 3 + width + drafts], accepted)
+        return Result(row[5 : 5 + emitted], row[5 + width : 5 + width + drafts], accepted)
 
-    def _run(self, bucket: tuple[str, int, int], works: list[Work]) -> list[list[int]]:
-        kind, n, w = bucket
+    def _share_time(self, results: list[Result], begin: float, verified: float, end: float) -> None:
+        """Splits a call's time between verifying and drafting, and among its requests."""
+        if self._proposer is None:
+            verified = end
+        elif not begin <= verified <= end:
+            return  # the device has no clock, or another one
+        for result in results:
+            result.verify_seconds = (verified - begin) / len(results)
+            result.draft_seconds = (end - verified) / len(results)
+
+    def _run(self, bucket: tuple[str, int, int], works: list[Work]) -> tuple[list[list[int]], np.ndarray | None]:
+        """The rows of the packed output, and the states of a prompt's chunk where they are exported."""
+        n = bucket[1]
         inputs = self._inputs.get(bucket)
         if inputs is None:
-            drawn = w if kind == "decode" else 1
-            inputs = self._inputs[bucket] = _Inputs.of(n, w, self._table_width, drawn, self._host_bounds)
+            inputs = self._inputs[bucket] = self._new_inputs(bucket)
             self.num_compiled += 1
         for i, work in enumerate(works):
             self._fill(inputs, i, work)
@@ -171,7 +208,11 @@ class ModelRunner:
         step = self._steps[bucket]
         # A tensor that a device has seen may stay there as it was; only memory shared with the graph can be reused.
         tensors = inputs.copies() if self._host_bounds else inputs.tensors
-        return step(*tensors).asnumpy().tolist()
+        out = step(*tensors)
+        if not self._exported:
+            return out.asnumpy().tolist(), None
+        tokens = len(works[0].tokens) if works else 0  # live rows come first
+        return out[0].asnumpy().tolist(), out[1].asnumpy()[:tokens].copy()
 
     def _fill(self, inputs: _Inputs, i: int, work: Work) -> None:
         size, tables = len(work.tokens), inputs.block_tables
@@ -186,18 +227,26 @@ class ModelRunner:
             inputs.banned[i] = -1
             inputs.banned[i, : len(work.banned)] = work.banned
         inputs.limit[i] = work.draft_limit
+        inputs.next_token[i] = work.next_token
         if self._host_bounds:
-            width = inputs.tokens.shape[1]
+            width, furthest = inputs.tokens.shape[1], work.start + len(work.tokens) + self.num_drafts + 1
             inputs.bounds[i * width : (i + 1) * width] = np.minimum(work.start + 1 + np.arange(width), self.max_len)
+            for bounds in inputs.draft_bounds:
+                width = len(bounds) // len(inputs.slot)
+                bounds[i * width : (i + 1) * width] = min(furthest, self.max_len)
         if work.temperature > 0:
-            drawn = inputs.uniforms.shape[1] // 2
-            if self._matched:
-                inputs.uniforms[i, :drawn] = matched_uniforms(work.seed, work.sample, work.output_index, drawn)
-            else:
-                # Keyed by the engine's K, not the bucket's: neighbours that widen the bucket change no number.
-                drawn_for = step_uniforms(work.seed, work.sample, work.output_index, self.num_drafts)
-                inputs.uniforms[i, : drawn - 1] = drawn_for[: drawn - 1]
-                inputs.uniforms[i, drawn - 1] = drawn_for[self.num_drafts]
+            self._fill_uniforms(inputs.uniforms[i], work)
+
+    def _fill_uniforms(self, uniforms: np.ndarray, work: Work) -> None:
+        width = len(uniforms) - self.num_drafts
+        if self._matched:
+            uniforms[:width] = matched_uniforms(work.seed, work.sample, work.output_index, width)
+            return
+        # Keyed by the engine's K, not the bucket's: neighbours that widen the bucket change no number.
+        drawn = step_uniforms(work.seed, work.sample, work.output_index, self.num_drafts)
+        uniforms[: width - 1] = drawn[: width - 1]
+        uniforms[width - 1] = drawn[self.num_drafts]
+        uniforms[width:] = drawn[self.num_drafts + 1 : -1]
 
 
 class _Watched:
@@ -214,24 +263,29 @@ class _Watched:
         return self._checkpoint.read(*arguments)
 
 
-def build_runner(config: EngineConfig, loaded: Loaded, backend: Backend, progress: Callable[[], None]) -> ModelRunner:
+def build_runner(
+    config: EngineConfig, loaded: Loaded, draft: Draft | None, backend: Backend, progress: Callable[[], None]
+) -> ModelRunner:
     """Loads the weights onto the device and makes the step Cells. Nothing is compiled yet.
 
     ``progress`` is called now and then; what it raises ends the work.
 
     Raises:
-        ValueError: the checkpoint does not fit its config.
+        ValueError: a checkpoint does not fit its config.
     """
-    device, limits = device_of(config), model_limits(config, loaded.config)
+    device, limits = device_of(config), model_limits(config, loaded.config, draft.kv_numbers if draft else 0)
     dtype = {"auto": loaded.config.dtype, "float": "float32", "half": "float16"}.get(config.dtype, config.dtype)
     target = Decoder(loaded.config, backend, limits.num_blocks, limits.block_size, limits.max_model_len, dtype)
-    load_weights(target.weights(), _Watched(loaded.checkpoint, progress), cache_key=backend.name)
     speculation, sampler = config.speculative_config, config.additional_config.rejection_sampler_config
+    proposer = None
+    if speculation is not None:
+        size = (limits.num_blocks, limits.block_size, limits.max_model_len, limits.max_num_seqs)
+        proposer = build_proposer(speculation, backend, Site(target, draft, *size, dtype))
     num_drafts = limits.num_speculative_tokens
     method = speculation.rejection_sample_method if speculation else None
     longest = min(limits.prefill_chunk, backend.chunks[-1])
     chunks = sorted({min(chunk, longest) for chunk in backend.chunks})
-    return ModelRunner(
+    runner = ModelRunner(
         target,
         backend,
         Buckets.for_device(
@@ -243,7 +297,7 @@ def build_runner(config: EngineConfig, loaded: Loaded, backend: Backend, progres
         max_len=limits.max_model_len,
         max_num_seqs=limits.max_num_seqs,
         num_drafts=num_drafts,
-        make_proposer=(lambda: build_proposer(speculation, backend)) if speculation else None,
+        proposer=proposer,
         rule_options={
             "method": "block" if config.block_verify else method or "standard",
             "entropy": sampler.enable_entropy_verify,
@@ -252,3 +306,7 @@ def build_runner(config: EngineConfig, loaded: Loaded, backend: Backend, progres
         },
         eager=config.eager,
     )
+    load_weights(target.weights(), _Watched(loaded.checkpoint, progress), cache_key=backend.name)
+    if proposer is not None and draft is not None:
+        load_weights(proposer.weights(), _Watched(draft.checkpoint, progress), cache_key=backend.name)
+    return runner

@@ -118,22 +118,24 @@ class Scheduler:
             seq = row.seq
             count = min(row.num_drafts, budget // left)
             left -= 1
-            base = len(seq.tokens)
-            if count and not self.blocks.extend(seq.table, base + count):
-                self.blocks.extend(seq.table, base + min(count, self.blocks.num_free * self.blocks.block_size))
-                count = min(count, len(seq.table) * self.blocks.block_size - base)
+            base, span = len(seq.tokens), self.limits.span
+            if not self.blocks.extend(seq.table, span(base + count, row.limit)):
+                row.limit = 0 if self.limits.lookahead else row.limit
+                while count and not self.blocks.extend(seq.table, span(base + count)):
+                    count -= 1
             row.num_drafts = count
             budget -= count
 
     def _reserve_last_token(self, seq: Sequence) -> None:
         """A block for the last token's row, at the expense of whoever has to give."""
-        while seq.state == DECODE and not self.blocks.extend(seq.table, len(seq.tokens)):
+        while seq.state == DECODE and not self.blocks.extend(seq.table, self.limits.span(len(seq.tokens))):
             if not self._reclaim():
                 self._preempt(self.running[-1])
 
     def _reclaim(self) -> int:
         """Takes back blocks that hold rejected drafts only."""
-        return sum(self.blocks.shrink(seq.table, len(seq.tokens)) for seq in self.running if seq.state == DECODE)
+        span = self.limits.span
+        return sum(self.blocks.shrink(seq.table, span(len(seq.tokens))) for seq in self.running if seq.state == DECODE)
 
     def _preempt(self, seq: Sequence) -> None:
         self.running.remove(seq)
@@ -144,6 +146,8 @@ class Scheduler:
 
     def _take_back(self, seq: Sequence) -> None:
         self.blocks.release(seq.table)
+        if self.limits.slot_drafts:
+            seq.drafts = []
         self._slots.append(seq.slot)
         seq.slot = 0
 
@@ -161,16 +165,19 @@ class Scheduler:
         size = min(end - seq.computed, budget, self.limits.prefill_chunk)
         last = end == len(seq.tokens) and seq.computed + size == end
         limit = max(0, min(self._most(seq, len(self.running)), seq.room - 2)) if last else 0
+        if limit and not self.blocks.extend(seq.table, self.limits.span(end, limit)):
+            limit = 0
         plan.chunks.append(Chunk(seq, size, last, limit))
         return size
 
     def _admit(self, seq: Sequence) -> bool:
         """Starts the first waiting sequence if all of its tokens find a place, and one block for each other to grow."""
-        need = self.blocks.needed(len(seq.tokens))
+        span = self.limits.span(len(seq.tokens))
+        need = self.blocks.needed(span)
         if need + len(self.running) > self.blocks.num_free and (self.running or need > self.blocks.num_free):
             return False
         self.waiting.popleft()
-        self.blocks.extend(seq.table, len(seq.tokens))
+        self.blocks.extend(seq.table, span)
         seq.slot = self._slots.pop()
         seq.state = PREFILL
         seq.computed = 0

@@ -6,18 +6,24 @@ from typing import Any, Literal, Optional
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from ms_spec.config_errors import knob
+from ms_spec.extraction import METHOD as EXTRACTION
+from ms_spec.extraction import check_speculation, layer_ids
+from ms_spec.proposers import registry
 
-METHODS = ("ngram", "suffix", "medusa", "eagle", "eagle3", "mtp", "dflash", "draft_model", "extract_hidden_states")
-AVAILABLE = ("ngram",)
+METHODS = tuple(registry.METHODS)
+FILLED = ("mtp", "dflash", "suffix")
+"""Methods whose K need not be given: the checkpoint or another field says it."""
 
-_NEURAL = ("eagle", "eagle3", "mtp", "dflash", "draft_model", "extract_hidden_states")
+_NEURAL = ("eagle", "eagle3", "mtp", "dflash", "draft_model")
 _WITH_MODEL = ("medusa", *_NEURAL)
+_NAMED = ("eagle", "eagle3", "dflash", "draft_model")
+"""Methods with a checkpoint of their own. Medusa's heads may stand in the target's."""
 MAX_TOKENS = 4096
 """Most drafts per step, and the longest n-gram. Nobody is right that often; the engine bounds a step's rows further."""
 OWN_FIELDS = {
     "model": _WITH_MODEL,
     "draft_tensor_parallel_size": _WITH_MODEL,
-    "disable_padded_drafter_batch": _NEURAL,
+    "disable_padded_drafter_batch": (*_NEURAL, EXTRACTION),
     "prompt_lookup_max": ("ngram",),
     "prompt_lookup_min": ("ngram",),
     "suffix_decoding_max_tree_depth": ("suffix",),
@@ -25,7 +31,7 @@ OWN_FIELDS = {
     "suffix_decoding_max_spec_factor": ("suffix",),
     "suffix_decoding_min_token_prob": ("suffix",),
     "draft_sample_method": _WITH_MODEL,
-    "draft_model_config": ("extract_hidden_states",),
+    "draft_model_config": (*_WITH_MODEL, EXTRACTION),
 }
 """Fields that mean something with some methods only. Their default is allowed with every method."""
 
@@ -72,14 +78,21 @@ class SpeculativeConfig(BaseModel):
     def _check(self) -> "SpeculativeConfig":
         method = self.method
         if method is None:
-            raise ValueError(f"method is missing; it must be one of {', '.join(METHODS)}")
+            if self.model is None:
+                raise ValueError(f"method is missing; it must be one of {', '.join(METHODS)}")
+            return self  # the draft checkpoint says it; see ``resolved``
         self._check_owners(method)
-        if method not in AVAILABLE:
-            raise ValueError(f"method = '{method}': not available in this version; allowed: {', '.join(AVAILABLE)}")
+        if method == EXTRACTION:
+            check_speculation(self.num_speculative_tokens, self.draft_model_config)
+        if method in _NAMED and self.model is None:
+            raise ValueError(f"model is missing; with method '{method}' it must be the path or name of a draft model")
         if self.num_speculative_tokens is None:
-            raise ValueError(
-                f"num_speculative_tokens is missing; with method '{method}' it must be an integer >= 1; use 4"
-            )
+            if method not in FILLED:
+                raise ValueError(
+                    f"num_speculative_tokens is missing; with method '{method}' it must be an integer >= 1; use 4"
+                )
+            if method == "suffix":
+                object.__setattr__(self, "num_speculative_tokens", self.suffix_decoding_max_tree_depth)
         self._fill_lookup()
         if self.rejection_sample_method == "synthetic":
             raise ValueError(
@@ -88,8 +101,19 @@ class SpeculativeConfig(BaseModel):
         for field in ("synthetic_acceptance_rates", "synthetic_acceptance_length"):
             if getattr(self, field) is not None:
                 raise ValueError(f"{field} is only allowed with rejection_sample_method = 'synthetic'; remove it")
-        self._check_table(self.num_speculative_tokens)
+        if self.num_speculative_tokens is not None:
+            self._check_table(self.num_speculative_tokens)
         return self
+
+    @property
+    def complete(self) -> bool:
+        """Whether method and K are known, without a look at the draft checkpoint."""
+        return self.method is not None and self.num_speculative_tokens is not None
+
+    @property
+    def hidden_layer_ids(self) -> tuple[int, ...]:
+        """The states that ``extract_hidden_states`` saves, rising, each once."""
+        return layer_ids(self.draft_model_config)
 
     def _check_owners(self, method: str) -> None:
         for field, methods in OWN_FIELDS.items():

@@ -12,19 +12,26 @@ sampling      float32 [n, 4]       temperature, top_k, top_p, min_p
 banned        int32 [n, E]         ids that may not be emitted at positions below ``banned_until``; -1: none
 banned_until  int32 [n]            absolute positions
 limit         int32 [n]            the most drafts to propose
-uniforms      float32 [n, 2 * w]   random numbers in [0, 1) (prefill: w = 1)
+next_token    int32 [n]            prefill: the token behind the chunk, -1: it is to be sampled; decode: not looked at
+uniforms      float32 [n, w + K]   random numbers in [0, 1): w to verify with (prefill: 1), K to draft with
 ============  ===================  ==================================================================
 
+Where the device wants bounds, those of the proposer's own grids follow, one tensor each.
+
 The output is int32 [n, 3 + w + K]: number emitted, number accepted, number of next drafts, the emitted tokens (-1
-behind the end), the next drafts. One tensor, because the host pays for each that it reads.
+behind the end), the next drafts. One tensor, because the host pays for each that it reads. With a proposer that is
+``exported`` a prefill step also returns what it taps, float32 [w, taps, hidden], the chunk's tokens first.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from ms_spec.models.decoder import Decoder
+from ms_spec.models.ops.constants import numbers
 from ms_spec.models.ops.interface import Backend
 
 
@@ -35,54 +42,123 @@ def new_history(max_num_seqs: int, max_len: int) -> Parameter:
 
 
 class _Step(nn.Cell):
-    def __init__(self, target: Decoder, backend: Backend, rule: nn.Cell, history: Parameter, proposer: nn.Cell | None):
+    """``proposer``: see :class:`ms_spec.proposers.base.Proposer`; None without one."""
+
+    def __init__(self, target: Decoder, backend: Backend, rule: nn.Cell, history: Parameter, proposer: Any) -> None:
         super().__init__()
         self.target, self.rule, self.proposer = target, rule, proposer
         self.history = history
         self.write = backend.WriteHistory()
+        self.stamp = backend.Stamp()
+        self.taps = () if proposer is None else tuple(proposer.taps)
+        self.dense = proposer is not None and proposer.dense
+        self.exported = getattr(proposer, "exported", False)
 
-    def finish(self, slot, rows, hidden, length, emitted, num_emitted, num_accepted, limit):
-        """Proposes and packs the output."""
+    def features(self, states, rows):
+        """What the proposer wants to see of the target's states."""
+        seen: tuple[Any, ...] = ()
+        for tap in self.taps:
+            seen += (self.target.normed(states[-1], rows) if tap < 0 else states[tap],)
+        return seen
+
+    def finish(self, seen, newest, emitted, num_emitted, num_accepted, limit, bounds, sampling, uniforms):
+        """Proposes and packs the output.
+
+        seen: (slot, length, tokens, start, rows, features); newest: (following int32 [n, w], last int32 [n]).
+        """
         head = (num_emitted.reshape(-1, 1), num_accepted.reshape(-1, 1))
         if self.proposer is None:
-            return ops.cat((*head, num_accepted.reshape(-1, 1) * 0, emitted), 1)
-        drafts, counts = self.proposer(self.history, slot, length, emitted, num_emitted, hidden, rows, limit)
-        return ops.cat((*head, counts.reshape(-1, 1), emitted, drafts), 1)
+            nothing = ops.zeros((emitted.shape[0], 3), emitted.dtype)
+            return ops.cat((*head, nothing, emitted), 1)
+        slot, length, tokens, start, rows, features = seen
+        length, time = self.stamp(length)
+        drafts, counts = self.proposer(
+            self.history, slot, length, tokens, *newest, start, rows, features, limit, bounds, sampling, uniforms
+        )
+        time = ops.broadcast_to(time.reshape(1, 2), (emitted.shape[0], 2))
+        return ops.cat((*head, counts.reshape(-1, 1), time, emitted, drafts), 1)
 
 
 class DecodeStep(_Step):
     """Verifies w - 1 drafts a request, commits what was accepted and one token more, proposes the next drafts."""
 
-    def construct(self, slot, tokens, start, block_tables, bounds, sampling, banned, banned_until, limit, uniforms):
+    def construct(
+        self,
+        slot,
+        tokens,
+        start,
+        block_tables,
+        bounds,
+        sampling,
+        banned,
+        banned_until,
+        limit,
+        next_token,
+        uniforms,
+        *more,
+    ):
+        width = tokens.shape[1]
         rows = self.target.rows(tokens, start, block_tables, bounds)
-        hidden = self.target(rows)
-        logits = self.target.head(hidden, rows)
+        states = self.target(rows)
+        logits = self.target.head(states[-1], rows)
+        draft_probs = ops.gather(self.proposer.probs, slot, 0)[:, : width - 1] if self.dense and width > 1 else None
         emitted, num_emitted, num_accepted = self.rule(
-            logits, rows, tokens[:, 1:], None, sampling, banned, banned_until, uniforms
+            logits, rows, tokens[:, 1:], draft_probs, sampling, banned, banned_until, uniforms[:, :width]
         )
         # Column 0 is written again: after a preemption nothing else has put it there.
         committed = ops.cat((tokens[:, :1], emitted), 1)
         length = self.write(self.history, slot, start, committed, num_emitted + 1)
-        return self.finish(slot, rows, hidden, length, emitted, num_emitted, num_accepted, limit)
+        seen = (slot, length, tokens, start, rows, self.features(states, rows))
+        newest = (emitted, num_emitted - 1)
+        drawn = uniforms[:, width:]
+        return self.finish(seen, newest, emitted, num_emitted, num_accepted, limit, more or (bounds,), sampling, drawn)
 
 
 class PrefillStep(_Step):
     """One chunk of one request's prompt. Samples behind its last token; unfinished prompts ignore what comes of it."""
 
-    def __init__(self, target: Decoder, backend: Backend, rule: nn.Cell, history: Parameter, proposer: nn.Cell | None):
+    def __init__(self, target: Decoder, backend: Backend, rule: nn.Cell, history: Parameter, proposer: Any) -> None:
         super().__init__(target, backend, rule, history, proposer)
         self.pick = backend.Pick()
 
-    def construct(self, slot, tokens, start, block_tables, bounds, sampling, banned, banned_until, limit, uniforms):
+    def construct(
+        self,
+        slot,
+        tokens,
+        start,
+        block_tables,
+        bounds,
+        sampling,
+        banned,
+        banned_until,
+        limit,
+        next_token,
+        uniforms,
+        *more,
+    ):
         rows = self.target.rows(tokens, start, block_tables, bounds)
-        hidden = self.target(rows)
-        last, last_row = self.pick(hidden, rows)
-        logits = self.target.head(last, last_row)
+        states = self.target(rows)
+        picked, last_row = self.pick(states[-1], rows)
+        logits = self.target.head(picked, last_row)
         emitted, num_emitted, num_accepted = self.rule(
-            logits, last_row, tokens[:, :0], None, sampling, banned, banned_until, uniforms
+            logits, last_row, tokens[:, :0], None, sampling, banned, banned_until, uniforms[:, :1]
         )
-        end = self.write(
-            self.history, slot, start, tokens, (tokens >= 0).astype(start.dtype).sum(1).astype(start.dtype)
-        )
+        count = (tokens >= 0).astype(start.dtype).sum(1).astype(start.dtype)
+        end = self.write(self.history, slot, start, tokens, count)
         length = self.write(self.history, slot, end, emitted, num_emitted)
-        return self.finish(slot, rows, hidden, length, emitted, num_emitted, num_accepted, limit)
+        seen = (slot, length, tokens, start, rows, self.features(states, rows))
+        newest = self.newest(tokens, count - 1, ops.select(next_token >= 0, next_token, emitted[:, 0]))
+        drawn = uniforms[:, 1:]
+        packed = self.finish(
+            seen, newest, emitted, num_emitted, num_accepted, limit, more or (bounds,), sampling, drawn
+        )
+        return (packed, ops.stack(seen[-1], 1).astype(sampling.dtype)) if self.exported else packed
+
+    def newest(self, tokens, last, next_token):
+        """The chunk shifted by one column, ``next_token`` behind its last token."""
+        column = numbers(tokens.shape[1])
+        behind = ops.broadcast_to(next_token.reshape(-1, 1), tokens.shape)
+        following = ops.select(
+            column == last.reshape(-1, 1), behind, ops.cat((tokens[:, 1:], tokens[:, :1] * 0 - 1), 1)
+        )
+        return following, ops.maximum(last, 0)

@@ -18,13 +18,17 @@ T = TypeVar("T")
 
 METRICS = (
     "num_steps",
+    "num_drafts",
     "num_draft_tokens",
     "num_accepted_tokens",
     "mean_acceptance_length",
     "acceptance_per_position",
     "tokens_per_second",
     "time_to_first_token_s",
+    "draft_seconds",
+    "verify_seconds",
 )
+"""What is told of a request, in this order, as far as it is known."""
 
 
 def note(text: str) -> None:
@@ -40,7 +44,7 @@ def metrics_of(output: Any) -> dict[str, Any]:
     for name, value in figures.items():
         if isinstance(value, float) and not math.isfinite(value):
             figures[name] = None
-    return {name: figures[name] for name in METRICS}
+    return {name: figures[name] for name in METRICS if name in figures}
 
 
 def summary(output: Any) -> str:
@@ -226,6 +230,8 @@ class JsonPrinter:
             record["outputs"] = samples
         if output.error is not None:
             record["error"] = output.error
+        if output.kv_transfer_params is not None:
+            record["kv_transfer_params"] = output.kv_transfer_params
         return record
 
     def start(self, tokenizer: Any) -> None:

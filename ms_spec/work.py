@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAX_BANNED = 32
 """Most ids that one request can ban (its stop ids while min_tokens holds): the width of the graphs' input."""
@@ -34,6 +37,8 @@ class Work:
     """Index, among the request's output tokens, of the first token that this call emits."""
     draft_limit: int = 0
     """The most drafts to propose for the next step."""
+    next_token: int = -1
+    """Prefill: the token behind the chunk; -1 where the chunk is the end and the model says what follows."""
 
 
 @dataclass
@@ -45,6 +50,13 @@ class Result:
     drafts: list[int]
     """Drafts for the next step."""
     num_accepted: int = 0
+    draft_seconds: float | None = None
+    """This request's share of the call's time for drafting, so that the shares of its requests add up to that time.
+    None where the device has no clock inside a graph."""
+    verify_seconds: float | None = None
+    """The same of the time before drafting: scoring and verifying."""
+    states: np.ndarray | None = None
+    """Prefill, where hidden states are extracted: those of the chunk, float32 [tokens, layers, hidden]."""
 
 
 class Runner(Protocol):
@@ -56,7 +68,7 @@ class Runner(Protocol):
     """Graphs compiled so far."""
 
     def prefill(self, work: Work, last: bool) -> Result | None:
-        """Runs one chunk of a prompt. Samples the first token when ``last``, else returns None."""
+        """Runs one chunk of a prompt. Samples the first token when ``last``, else returns None, or states alone."""
 
     def decode(self, works: list[Work]) -> list[Result]:
         """Verifies each request's drafts, commits what was accepted and proposes the next drafts."""

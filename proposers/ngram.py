@@ -5,12 +5,15 @@ After Saxena, "Prompt Lookup Decoding" (2023). No model, no state: only the hist
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from mindspore import nn
 
+from ms_spec.proposers.base import Site
 
-def build(config: Any, backend: Any) -> NgramProposer:
+
+def build(config: Any, backend: Any, site: Site) -> NgramProposer:
     """From ``prompt_lookup_min``, ``prompt_lookup_max`` and ``num_speculative_tokens``."""
     return NgramProposer(backend, config.prompt_lookup_min, config.prompt_lookup_max, config.num_speculative_tokens)
 
@@ -23,11 +26,23 @@ class NgramProposer(nn.Cell):
     """
 
     dense = False
+    probs = None
+    taps: tuple[int, ...] = ()
 
     def __init__(self, backend: Any, min_n: int, max_n: int, num_drafts: int) -> None:
         super().__init__()
         self.num_drafts = num_drafts
         self.lookup = backend.NgramLookup(min_n, max_n, num_drafts)
 
-    def construct(self, history, slot, length, emitted, num_emitted, hidden, rows, limit):
+    def grids(self, width: int) -> Sequence[int]:
+        """None: it runs no rows."""
+        return ()
+
+    def weights(self) -> list[Any]:
+        """None."""
+        return []
+
+    def construct(
+        self, history, slot, length, tokens, following, last, start, rows, features, limit, bounds, sampling, uniforms
+    ):
         return self.lookup(history, slot, length, limit)

@@ -73,6 +73,7 @@ class FakeLLM:
     def _metrics(self) -> Metrics:
         return Metrics(
             num_steps=2,
+            num_drafts=2,
             num_draft_tokens=4,
             num_accepted_tokens=2,
             num_decode_tokens=4,

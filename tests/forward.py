@@ -25,7 +25,7 @@ class _Logits(nn.Cell):
 
     def construct(self, tokens, start, tables, bounds):
         rows = self.target.rows(tokens, start, tables, bounds)
-        return self.target.head(self.target(rows), rows), rows[3], rows[4]
+        return self.target.head(self.target(rows)[-1], rows), rows[3], rows[4]
 
 
 class Forward:

@@ -26,6 +26,7 @@ INPUTS = [
     "banned",
     "banned_until",
     "limit",
+    "next_token",
     "uniforms",
 ]
 BFLOAT16 = 16  # TensorProto.DataType
@@ -40,7 +41,7 @@ DOCUMENTED = {
     "Add", "Argmax", "BroadcastTo", "Cast", "ClampScalar", "Concat", "CumProd", "CumSum", "Div", "EqScalar", "Equal",
     "Exp", "ExpandDims", "FloorDiv", "Gather", "GatherD", "Greater", "GreaterEqual", "Less", "LessEqual",
     "LessScalar", "Log", "LogicalAnd", "LogicalOr", "MaskedFillScalar", "MatMul", "Maximum", "Minimum", "Mul", "Muls",
-    "ReLU", "ReduceAll", "ReduceMax", "ReduceMin", "ReduceSum", "Reshape", "ScatterNdUpdate", "Select", "Sort",
+    "ReLU", "ReduceAll", "ReduceMax", "ReduceMin", "ReduceSum", "Reshape", "ScatterNdUpdate", "Select", "Sort", "Split",
     "Squeeze", "Stack", "StridedSlice", "Sub", "SumExt", "TensorScatterElements",
 }  # fmt: skip
 """Plain operators in use; the pages of MindSpore 2.9 name Ascend for each. Look a new one up before it goes here."""
@@ -123,7 +124,7 @@ def config(architecture: str, head_dim: int) -> ModelConfig:
 
 
 def export(architecture, folder, head_dim=128, **options):
-    def proposer(backend):
+    def proposer(backend, site):
         return NgramProposer(backend, 2, 4, K)
 
     options = {"max_num_seqs": 2, "chunks": (64, 512), "max_len": MAX_LEN, "block_size": BLOCK, **options}
@@ -133,7 +134,7 @@ def export(architecture, folder, head_dim=128, **options):
 def check(graph: Graph, kind: str, n: int, w: int, qk_norm: bool, head_dim: int) -> None:
     assert list(graph.inputs) == INPUTS and not TRAPPED & set(graph.inputs)
     assert graph.inputs["tokens"] == [n, w] and graph.inputs["bounds"] == [n * w]
-    assert graph.outputs == [[n, 3 + (w if kind == "decode" else 1) + K]]
+    assert graph.outputs == [[n, 5 + (w if kind == "decode" else 1) + K]]
 
     assert graph.count["FusedInferAttentionScore"] == graph.count["ReshapeAndCache"] == LAYERS
     assert graph.count["RmsNorm"] == 2 * LAYERS + 1 + (2 * LAYERS if qk_norm else 0)

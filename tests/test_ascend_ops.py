@@ -60,7 +60,7 @@ def prefill(net: Decoder, prompt: list[int], table: list[int], width: int) -> np
         tokens, start = grid([(prompt[first : first + width], first)], 1, width)
         bounds = np.minimum(first + np.arange(width) + 1, len(table) * BLOCK)
         rows = net.rows(i32(tokens), i32(start), i32([table]), i32(bounds))
-        x = net(rows)
+        x = net(rows)[-1]
         picked, rows = AscendOps("float16").Pick()(x, rows)
     assert rows[1].asnumpy().tolist() == [len(prompt) - 1] and rows[0].asnumpy().tolist() == [prompt[-1]]
     return net.head(picked, rows).asnumpy().astype(np.float32)
@@ -90,7 +90,7 @@ def test_chunked_prefill_and_ragged_decode_equal_numpy(family, chunk):
     tables = np.array([*TABLES_OF, [0] * 6])
     bounds = np.minimum(start[:, None] + np.arange(width) + 1 + np.array([[0], [7], [96], [0]]), 96).reshape(-1)
     rows = net.rows(i32(tokens), i32(start), i32(tables), i32(bounds))
-    logits = net.head(net(rows), rows).asnumpy().astype(np.float32).reshape(4, width, -1)
+    logits = net.head(net(rows)[-1], rows).asnumpy().astype(np.float32).reshape(4, width, -1)
     assert np.isfinite(logits).all()
     for i, (size, drafts) in enumerate(zip(LENGTHS, DRAFTS)):
         np.testing.assert_allclose(logits[i, : drafts + 1], wanted[i][0][size:], atol=0.03)

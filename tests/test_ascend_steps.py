@@ -47,7 +47,7 @@ def model():
         max_len=MAX_LEN,
         max_num_seqs=4,
         num_drafts=K,
-        make_proposer=lambda: NgramProposer(backend, 2, 4, K),
+        proposer=NgramProposer(backend, 2, 4, K),
         rule_options={},
         eager=True,
     )

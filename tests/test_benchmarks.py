@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,23 @@ sys.path.insert(0, str(ROOT))
 
 from tiny import tiny_model  # noqa: E402
 
-from benchmarks import distribution, figures, lossless, prompts, run, timing  # noqa: E402
-from benchmarks.bench import Bench, answer  # noqa: E402
+from benchmarks import (  # noqa: E402
+    distribution,
+    draft_cost,
+    figures,
+    lossless,
+    oracle,
+    prompts,
+    random_drafts,
+    run,
+    suffix,
+    timing,
+)
+from benchmarks.bench import Answer, Bench, answer  # noqa: E402
 from benchmarks.figures import TARGETS, Figure  # noqa: E402
+from benchmarks.sides import Sides, differences  # noqa: E402
+from ms_spec.models.drafts import open_draft  # noqa: E402
+from ms_spec.models.loading import load  # noqa: E402
 
 
 def test_sides_alternate():
@@ -92,13 +107,18 @@ def test_long_prompts_are_cut():
     assert long[-1] == short[-1]  # the template's end is still there
 
 
-def test_a_run_on_a_tiny_model(tmp_path, capsys):
+def test_a_run_on_a_tiny_model(tmp_path, capsys, monkeypatch):
+    costs = [f"{method}_cost" for method in random_drafts.WRITERS if method != "eagle3"]
+    # Every engine takes seconds to compile.
+    monkeypatch.setattr(draft_cost, "WRITERS", {"eagle3": random_drafts.eagle3})
+    monkeypatch.setattr(draft_cost, "DRAFTS", 2)
+    monkeypatch.setattr(suffix, "SUFFIX", oracle.HOST)
     output, page = tmp_path / "bench.jsonl", tmp_path / "page.md"
-    only = "plain_vs_transformers,widths,ngram,host,verification,batch8,graphs"
+    only = "plain_vs_transformers,widths,ngram,suffix,oracle,draft_cost,host,verification,batch8,graphs"
     assert run.main(["--quick", "--model", str(tiny_model(layers=1)), "--only", only, "--output", str(output)]) == 0
     records = [json.loads(line) for line in output.read_text().splitlines()]
     expected = [name for name in TARGETS if name not in ("first_token_warm", "first_token_cold")]
-    expected = [name for name in expected if not name.endswith("_memory")]
+    expected = [name for name in expected if not name.endswith("_memory") and name not in costs]
     assert sorted(one["name"] for one in records) == sorted(expected)
     for one in records:
         assert {"what", "reach", "seen", "unit", "ok", "details", "config", "versions", "cpu", "date"} <= set(one)
@@ -108,6 +128,11 @@ def test_a_run_on_a_tiny_model(tmp_path, capsys):
         )
     by_name = {one["name"]: one for one in records}
     assert by_name["ngram_differences"]["seen"] == by_name["graphs_after_warmup"]["seen"] == 0
+    assert by_name["suffix_differences"]["seen"] == 0 and by_name["suffix_again"]["details"]["accepted"] > 0
+    assert by_name["suffix_again"]["details"]["prompts"] == by_name["suffix_ngram"]["details"]["prompts"] == 4
+    right = by_name["oracle"]["details"]
+    assert right["identical"] and right["accepted"] == right["drafted"] > 0 and right["tokens_per_step"] > 2
+    assert set(by_name["eagle3_cost"]["details"]["step_ms"]) == {"plain", "0", "1", "2"}
     assert by_name["batch8"]["details"]["answers_that_differ"] == 0
     assert by_name["plain_vs_transformers"]["details"]["first_ids_equal_to_float32"] == 8
     assert set(by_name["ngram_categories"]["details"]["speedup"]) == set(prompts.CATEGORIES)
@@ -116,7 +141,63 @@ def test_a_run_on_a_tiny_model(tmp_path, capsys):
     page.write_text(capsys.readouterr().out)
     rows = page.read_text().splitlines()
     assert len(rows) == len(TARGETS) + 2
-    assert sum("not measured yet" in row for row in rows) == 4
+    assert sum("not measured yet" in row for row in rows) == 4 + len(costs)
+
+
+def test_shares_of_the_weights():
+    smollm2 = {"hidden_size": 576, "intermediate_size": 1536, "num_layers": 30, "num_heads": 9, "num_kv_heads": 3}
+    config = replace(load(tiny_model(layers=1)).config, **smollm2, head_dim=64, vocab_size=49152)
+    seen = {method: round(100 * share, 1) for method, share in draft_cost.shares(config).items()}
+    assert seen == {"eagle3": 6.6, "medusa": 85.2, "mtp": 24.2, "dflash": 35.4}
+
+
+@pytest.mark.parametrize("layers", [1, 7])
+def test_random_drafts_fit_their_target(tmp_path, layers):
+    path = tiny_model(layers=layers)
+    for method, write in random_drafts.WRITERS.items():
+        target, folder = load(path), tmp_path / method
+        write(folder, target.config, 4)
+        if method == "mtp":
+            target = load(folder, str(path))
+            assert target.config.num_layers == layers and target.config.hidden_size == 64
+        draft = open_draft(method, None if method == "mtp" else folder, target)
+        assert (draft.method, draft.shape.hidden_size) == (method, 64)
+        assert draft.suggested_tokens in (None, 4) or method == "mtp"
+        assert {draft.checkpoint.dtype(name) for name in draft.checkpoint.names()} == {"bfloat16"}
+
+
+def test_differences_are_counted_by_prompt():
+    one, two, three = (prompts.Prompt(number, "qa", ("why?",)) for number in range(3))
+
+    def sides(**ids):
+        made = Sides.__new__(Sides)
+        made.seen = {
+            prompt: {name: [Answer(list(answer), 1, 0.1, 1.0, 0, 0)] for name, answer in ids.items()}
+            for prompt in (one, two)
+        }
+        return made
+
+    same, other = sides(plain=(1, 2), ngram=(1, 2)), sides(plain=(1, 3))
+    assert differences([same]) == differences([other]) == 0
+    assert differences([same, other]) == 2
+    assert differences([same, other], [one]) == 1
+    same.seen[three] = {"plain": [], "ngram": []}
+    assert differences([same]) == 0
+    assert differences([sides(plain=(1, 2), ngram=(1,))]) == 2
+
+
+def test_replay_drafts_what_it_has_learnt():
+    replay = oracle.Replay()
+    replay.learn([1, 2], [3, 4, 5, 6])
+    replay.start("a", [1, 2])
+    replay.start("b", [2, 1])
+    replay.extend("a", [3])
+    replay.extend("b", [3])
+    assert replay.draft("a", 2) == [4, 5] and replay.draft("b", 2) == []
+    replay.extend("a", [4, 5])
+    assert replay.draft("a", 4) == [6]
+    replay.stop("a")
+    replay.stop("a")
 
 
 def test_a_failure_is_told(tmp_path, monkeypatch, capsys):

@@ -55,6 +55,24 @@ def test_other_dtypes_are_refused_by_name(tmp_path):
         checkpoint.read("w")
 
 
+def test_integers_are_read_exactly(tmp_path):
+    integers = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint32, torch.uint16, torch.uint8]
+    truth = {
+        str(t): torch.tensor([[0, 1, 100], [torch.iinfo(t).max, torch.iinfo(t).min, 7]], dtype=t) for t in integers
+    }
+    truth.update(t2d=torch.tensor([True, False, True]), none=torch.empty(0, 3, dtype=torch.int64))
+    save_file({**truth, "f": torch.zeros(2)}, str(tmp_path / "model.safetensors"))
+    checkpoint = open_checkpoint(tmp_path)
+    for name, tensor in truth.items():
+        values = checkpoint.read_int(name)
+        assert values.dtype == np.int64 and values.shape == tuple(tensor.shape)
+        np.testing.assert_array_equal(values, tensor.to(torch.int64).numpy())
+    with pytest.raises(ValueError, match=r"tensor f has dtype F32, not an integer that can be read; supported: I64, "):
+        checkpoint.read_int("f")
+    with pytest.raises(ValueError, match="dtype float32, not an integer"):
+        open_checkpoint(tiny_gguf(tiny_model("llama"), "llama", "F32")).read_int("model.norm.weight")
+
+
 def test_identity_is_the_content(tmp_path):
     a, b = tiny_model("llama"), copy_of(tiny_model("llama"))
     same_content = open_checkpoint(a).identity()
@@ -94,7 +112,7 @@ def test_damaged_safetensors():
     file.unlink()
     refused(model, "neither model.safetensors nor")
     (model / "pytorch_model.bin").write_bytes(b"x")
-    refused(model, "pytorch_model.bin", "safe_serialization")
+    refused(model, "pytorch_model.bin", "not a PyTorch file")
 
 
 def test_damaged_shards():

@@ -118,6 +118,7 @@ def test_json_is_one_object_a_request_in_order(llm: Any, capsys: Any) -> None:
         "finish_reason": "stop",
         "metrics": {
             "num_steps": 2,
+            "num_drafts": 2,
             "num_draft_tokens": 4,
             "num_accepted_tokens": 2,
             "mean_acceptance_length": 2.0,

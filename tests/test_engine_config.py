@@ -53,8 +53,8 @@ WRONG = [
     ({"speculative_config": {"method": "ngram"}}, "num_speculative_tokens is missing"),
     (spec(method="eagel"), "method = .eagel.: must be one of ngram, .*; use eagle"),
     (
-        spec(method="eagle", model="x"),
-        "speculative_config.method = 'eagle': not available in this version; allowed: ngram",
+        spec(method="eagle"),
+        "speculative_config.model is missing; with method 'eagle' it must be the path or name of a draft model",
     ),
     (
         spec(prompt_lokup_max=4),

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ms_spec.models import compiler as compiling
 from ms_spec.models.ops import select
 from ms_spec.models.ops.cpu import build
 from ms_spec.models.ops.cpu.build import NoCompiler
@@ -54,7 +55,7 @@ def test_they_are_built_once(monkeypatch: Any, tmp_path: Path) -> None:
     file = library()
     assert file.parent == tmp_path / "cache" / "kernels" and answer(file) == 41
     assert [path.name for path in file.parent.iterdir()] == [file.name]
-    monkeypatch.setattr(build, "_compile", fails)
+    monkeypatch.setattr(compiling, "_compile", fails)
     assert library() == file
 
 
@@ -68,7 +69,7 @@ def test_a_damaged_file_is_never_loaded(damage: str) -> None:
     file.write_bytes(damaged)
     again = library()
     assert again.parent == file.parent and answer(again) == 41
-    assert build._usable(again)
+    assert compiling._usable(again)
 
 
 def test_what_killed_builds_left_is_removed(tmp_path: Path) -> None:
@@ -104,8 +105,8 @@ def test_where_nothing_can_be_kept(environment: dict[str, str], monkeypatch: Any
 
 
 def test_a_place_that_nothing_can_be_loaded_from(monkeypatch: Any, tmp_path: Path, caplog: Any) -> None:
-    usable = build._usable
-    monkeypatch.setattr(build, "_usable", lambda file: "cache" not in file.parts and usable(file))
+    usable = compiling._usable
+    monkeypatch.setattr(compiling, "_usable", lambda file: "cache" not in file.parts and usable(file))
     with caplog.at_level(logging.WARNING):
         file = library()
     assert answer(file) == 41 and tmp_path not in file.parents and "cannot be loaded" in caplog.text
@@ -127,7 +128,7 @@ def test_a_compiler_that_is_none(compiler: str, monkeypatch: Any) -> None:
 def test_no_compiler_goes_on_when_one_has_failed() -> None:
     begun = time.perf_counter()
     with pytest.raises(NoCompiler, match="false failed: 1"):
-        build._call([["false"], ["sh", "-c", "sleep 30; sleep 30"], ["sleep", "30"]])
+        compiling._call([["false"], ["sh", "-c", "sleep 30; sleep 30"], ["sleep", "30"]])
     assert time.perf_counter() - begun < 10
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from toy_runner import digest, greedy, run, toy_engine
 
 from ms_spec.draft_budget import DraftGate, tokens_for
-from ms_spec.metrics import Metrics
+from ms_spec.metrics import EngineMetrics, Metrics
 
 PROMPT = [digest("metrics", i) % 64 for i in range(9)]
 
@@ -65,9 +65,39 @@ def test_drafts_behind_a_stop_do_not_count_as_accepted():
     assert consistent_lengths.num_steps == 1
 
 
+def test_what_steps_add_up_to():
+    metrics = Metrics()
+    for drafted, accepted, emitted in ((4, 4, 5), (4, 1, 2), (0, 0, 1), (2, 2, 1)):
+        metrics.count_step(drafted, accepted, emitted, 0.25, verify_seconds=0.5)
+    metrics.count_step(0, 0, 1, None, None)  # a step that no clock saw
+    assert (metrics.num_steps, metrics.num_drafts, metrics.num_draft_tokens, metrics.num_accepted_tokens) == (
+        5,
+        3,
+        10,
+        6,
+    )
+    assert metrics.acceptance_per_position == [3, 1, 1, 1] and metrics.undrafted_steps == pytest.approx(2 / 5)
+    assert metrics.acceptance_rate_per_position == pytest.approx([1, 1 / 3, 1 / 3, 1 / 3])
+    total = EngineMetrics()
+    for part in (metrics, metrics):
+        total.add(part)
+    assert (total.draft_seconds, total.verify_seconds, total.num_drafts) == (2, 4, 6)
+    for one in (metrics, total):
+        figures = one.as_dict()
+        names = ("num_drafts", "draft_seconds", "verify_seconds")
+        assert [figures[name] for name in names] == [getattr(one, name) for name in names]
+
+
+def test_times_that_nothing_measured_are_not_told():
+    metrics = Metrics()
+    metrics.count_step(4, 2, 3)
+    assert not {"draft_seconds", "verify_seconds"} & set(metrics.as_dict())
+
+
 def test_no_step_yet():
     metrics = Metrics()
     assert (metrics.mean_acceptance_length, metrics.acceptance_rate, metrics.tokens_per_second) == (0, 0, 0)
+    assert (metrics.undrafted_steps, metrics.acceptance_rate_per_position) == (0, [])
     engine, _ = toy_engine()
     consistent(run(engine, [(PROMPT, greedy(1))])[0].metrics, 1)
 

@@ -62,7 +62,7 @@ def propose(proposer, contexts, limits):
     slot[len(contexts) :] = 0
     one = Tensor(np.zeros((N, 2), np.int32))
     h, s, n, m = (Tensor(x) for x in (history, slot, length, padded))
-    drafts, counts = proposer(h, s, n, one, n, None, None, m)
+    drafts, counts = proposer(h, s, n, one, one, n, n, None, None, m, None, None, None)
     return drafts.asnumpy(), counts.asnumpy()
 
 

@@ -35,7 +35,12 @@ def imported_by(statement: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "statement",
-    ["import ms_spec", "import ms_spec.cli", "import ms_spec.config, ms_spec.runfile, ms_spec.models.config"],
+    [
+        "import ms_spec",
+        "import ms_spec.cli",
+        "import ms_spec.config, ms_spec.runfile, ms_spec.models.config",
+        "from ms_spec.proposers.suffix import SuffixProposer; SuffixProposer()",
+    ],
 )
 def test_imports_are_light(statement: str) -> None:
     assert not imported_by(statement) & HEAVY
@@ -71,8 +76,9 @@ def test_the_wheel_holds_everything(wheel: Path) -> None:
         for file in (ROOT / folder).iterdir():
             if file.suffix == ".py":
                 assert f"{package.replace('.', '/')}/{file.name}" in names
-    kernels = [file.name for file in (ROOT / "models/ops/cpu/kernels").iterdir() if file.suffix in (".cpp", ".h")]
-    assert kernels and all(f"ms_spec/models/ops/cpu/kernels/{name}" in names for name in kernels)
+    for folder in ("models/ops/cpu/kernels", "proposers/native"):
+        sources = [file.name for file in (ROOT / folder).iterdir() if file.suffix in (".cpp", ".h")]
+        assert sources and all(f"ms_spec/{folder}/{name}" in names for name in sources)
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"ms_spec"}
     assert any(name.endswith(("licenses/LICENSE", "dist-info/LICENSE")) for name in names)

@@ -217,6 +217,33 @@ def test_missing_and_misnamed_tensors_are_named():
     assert "missing tensor model.layers.0.self_attn.q_proj.weight" in text and "q_projj" in text and "\n" not in text
 
 
+def test_all_that_does_not_fit_is_in_one_message():
+    checkpoint = Memory(
+        layers__0__up__weigth=random(4, 4), layers__0__odd=random(3), layers__0__norm__bias=random(2), a=random(4, 5)
+    )
+    specs = [
+        spec((4, 4), "rows", "float32", "layers.0.up.weight"),
+        spec((2,), "vector", "float32", "layers.0.norm.weight"),
+        spec((4, 4), "rows", "float32", "a"),
+        spec((4, 4), "panels", "float32", "a"),
+    ]
+    with pytest.raises(ValueError) as error:
+        load_weights(specs, checkpoint, cache_key=None)
+    assert str(error.value) == (
+        "memory: missing tensors layers.0.up.weight (nearest: layers.0.up.weigth), layers.0.norm.weight; unexpected "
+        "tensors layers.0.norm.bias, layers.0.odd; tensor a [4, 5] has the wrong shape; the config asks for [4, 4]"
+    )
+
+
+def test_many_misfits_are_counted():
+    names = [f"layers.{i}.weight" for i in range(9)]
+    checkpoint = Memory(**{name.replace(".", "__"): random(2, 3) for name in names})
+    with pytest.raises(ValueError, match=r"layers.4.weight \[2, 3\] .*; 4 more wrong shapes$"):
+        load_weights([spec((3, 2), "rows", "float32", name) for name in names], checkpoint, cache_key=None)
+    with pytest.raises(ValueError, match=r"missing tensors x0, x1, x2, x3, x4 and 4 more; unexpected tensors .* more$"):
+        load_weights([spec((3, 2), "rows", "float32", f"x{i}") for i in range(9)], checkpoint, cache_key=None)
+
+
 def test_a_partly_present_optional_weight_is_missing():
     with pytest.raises(ValueError, match="missing tensor b"):
         load_weights([spec((8,), "vector", "float32", "a", "b", optional=True)], Memory(a=random(4)), cache_key=None)
@@ -233,6 +260,7 @@ def test_wrong_shapes_are_named():
 
 def test_unexpected_tensors_warn_except_known_ones(caplog):
     extra = {"model__layers__0__self_attn__rotary_emb__inv_freq": random(2), "lm_head__weight": random(4, 4)}
+    extra.update({"model__mtp_layers__0__input_proj__weight": random(1), "medusa_head__0__1__weight": random(1)})
     load_weights([spec((4, 4), "rows", "float32", "a")], Memory(a=random(4, 4), **extra), cache_key=None)
     assert not caplog.text
     load_weights([spec((4, 4), "rows", "float32", "a")], Memory(a=random(4, 4), strange=random(1)), cache_key=None)

@@ -19,6 +19,8 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn, ops
 
+from ms_spec.models.ops.constants import numbers
+from ms_spec.models.ops.plain_sampling import cut
 from ms_spec.verify import acceptance
 from ms_spec.verify.rates import conditional_rates
 
@@ -61,12 +63,6 @@ def make_rule(
     return EntropyRule(rule, backend, posterior_alpha, posterior_threshold) if entropy else rule
 
 
-def _cut(tokens: ms.Tensor, num_accepted: ms.Tensor) -> ms.Tensor:
-    """tokens int32 [n, w] -> the same with -1 after the accepted ones and the one that follows them."""
-    column = ops.arange(tokens.shape[1]).astype(ms.int32)
-    return ops.select(column <= num_accepted.reshape(-1, 1), tokens, ops.full_like(tokens, -1))
-
-
 class MatchRule(nn.Cell):
     """For one-hot drafts: draw every position as plain decoding would, and keep drafts as long as they agree.
 
@@ -77,18 +73,10 @@ class MatchRule(nn.Cell):
 
     def __init__(self, backend: Any, width: int) -> None:
         super().__init__()
-        self.width = width
-        self.probs = backend.Probs()
-        self.draw = backend.InverseCDF()
+        self.match = backend.Match(width)
 
     def construct(self, logits, rows, drafts, draft_probs, sampling, banned, banned_until, uniforms):
-        p = self.probs(logits, rows, sampling, banned, banned_until)
-        tokens = self.draw(p, rows, uniforms[:, : self.width])
-        if self.width == 1:
-            return tokens, ops.ones_like(banned_until), ops.zeros_like(banned_until)
-        same = ops.logical_and(tokens[:, :-1] == drafts, drafts >= 0).astype(ms.int32)
-        num_accepted = ops.cumprod(same, 1).sum(1).astype(ms.int32)
-        return _cut(tokens, num_accepted), num_accepted + 1, num_accepted
+        return self.match(logits, rows, drafts, sampling, banned, banned_until, uniforms)
 
 
 class SampledRule(nn.Cell):
@@ -123,7 +111,7 @@ class SampledRule(nn.Cell):
         ratios = acceptance.likelihood_ratios(p_drafts, q_drafts)
         num_accepted, weight = self.accept(uniforms[:, :last], ratios, p, p_drafts, drafts, draft_probs)
 
-        request = ops.arange(drafts.shape[0]).astype(ms.int32)
+        request = numbers(drafts.shape[0])
         at = ops.minimum(num_accepted, last - 1)
         refused = ops.gather(drafts.reshape(-1), request * last + at, 0)  # the draft after the accepted ones
         refused = ops.select(num_accepted < last, refused, ops.full_like(refused, -1)).reshape(-1, 1)
@@ -132,15 +120,15 @@ class SampledRule(nn.Cell):
             q_next = ops.gather(draft_probs.reshape(-1, p.shape[2]), request * last + at, 0)
             q_next = ops.select(refused >= 0, q_next, ops.zeros_like(q_next))
         else:
-            q_next = (ops.arange(p.shape[2]).astype(ms.int32) == refused).astype(ms.float32)
+            q_next = (numbers(p.shape[2]) == refused).astype(ms.float32)
         left = acceptance.residual(weight, p_next, q_next)
         count = ops.full((1,), drafts.shape[0], dtype=ms.int32)
         one_each = (request, request, request, request, count, rows[5])
         token = self.draw(left, one_each, uniforms[:, last : last + 1])
         tokens = ops.cat((drafts, ops.full_like(token, -1)), 1)
-        column = ops.arange(self.width).astype(ms.int32)
+        column = numbers(self.width)
         tokens = ops.select(column == num_accepted.reshape(-1, 1), ops.broadcast_to(token, tokens.shape), tokens)
-        return _cut(tokens, num_accepted), num_accepted + 1, num_accepted
+        return cut(tokens, num_accepted), num_accepted + 1, num_accepted
 
 
 class StandardRule(SampledRule):
@@ -212,7 +200,7 @@ class SyntheticRule(nn.Cell):
         passed = ops.logical_and(uniforms[:, :last] < self.rates, drafts >= 0)
         passed = ops.logical_and(passed, tokens[:, :-1] >= 0)  # not over a row whose logits are no distribution
         num_accepted = ops.cumprod(passed.astype(ms.int32), 1).sum(1).astype(ms.int32)
-        column = ops.arange(self.width).astype(ms.int32)
+        column = numbers(self.width)
         known = ops.cat((drafts, tokens[:, last:]), 1)
         tokens = ops.select(column < num_accepted.reshape(-1, 1), known, tokens)
-        return _cut(tokens, num_accepted), num_accepted + 1, num_accepted
+        return cut(tokens, num_accepted), num_accepted + 1, num_accepted

@@ -100,6 +100,10 @@ class GGUFCheckpoint:
         rows = rows.reshape(-1, head // 2, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
         return np.ascontiguousarray(rows[start - first : stop - first])
 
+    def read_int(self, name: str) -> np.ndarray:
+        """GGUF models have no integer tensors."""
+        raise ValueError(f"{self.path}: tensor {name} has dtype {self.dtype(name)}, not an integer that can be read")
+
     def identity(self) -> str:
         return file_identity([self.path])
 

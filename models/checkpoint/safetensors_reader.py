@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from ms_spec.models.checkpoint.identity import file_identity
+from ms_spec.models.checkpoint.shards import check_shard, shards_of
 
 _FLOATS = {"F64": ("float64", 8), "F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2)}
+_INTEGERS = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "u1"}
 _OTHERS = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 _OTHERS.update({"F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1})
 
@@ -27,7 +29,7 @@ class _Entry:
 
 
 class SafetensorsCheckpoint:
-    """The tensors of ``model.safetensors`` or of the shards that ``model.safetensors.index.json`` names."""
+    """The tensors of ``model.safetensors``, of the shards that its ``.index.json`` names, or of one file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -35,12 +37,17 @@ class SafetensorsCheckpoint:
         self.files: list[Path] = []
         self._entries: dict[str, _Entry] = {}
         single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-        if single.exists():
-            self._add(single)
+        if folder.is_file():
+            self._add(folder, set())
+        elif single.exists():
+            self._add(single, set())
         elif index.exists():
-            self._add_shards(index)
+            for file, expected in shards_of(index, "safetensors"):
+                self._add(file, expected)
         else:
-            raise ValueError(_nothing_here(folder))
+            raise ValueError(
+                f"{folder}: has neither model.safetensors nor model.safetensors.index.json, and no pytorch_model.bin"
+            )
 
     def names(self) -> list[str]:
         return list(self._entries)
@@ -79,6 +86,20 @@ class SafetensorsCheckpoint:
                 values = np.array(window, dtype=np.float32)
         return values.reshape(shape)
 
+    def read_int(self, name: str) -> np.ndarray:
+        """All of an integer or boolean tensor, int64."""
+        entry = self._entry(name)
+        if entry.dtype not in _INTEGERS:
+            raise ValueError(
+                f"{entry.file.name}: tensor {name} has dtype {entry.dtype}, not an integer that can be read; "
+                f"supported: {', '.join(_INTEGERS)}"
+            )
+        count = math.prod(entry.shape)
+        if count == 0:
+            return np.empty(entry.shape, np.int64)
+        window = np.memmap(entry.file, _INTEGERS[entry.dtype], "r", entry.offset, (count,))
+        return np.array(window != 0 if entry.dtype == "BOOL" else window, dtype=np.int64).reshape(entry.shape)
+
     def identity(self) -> str:
         return file_identity(self.files)
 
@@ -87,27 +108,11 @@ class SafetensorsCheckpoint:
             raise ValueError(f"{self.folder}: there is no tensor {name}")
         return self._entries[name]
 
-    def _add(self, file: Path, expected: set[str] | None = None) -> None:
+    def _add(self, file: Path, expected: set[str]) -> None:
         entries = read_header(file)
-        missing = sorted((expected or set()) - set(entries))
-        if missing:
-            raise ValueError(f"{file}: tensor {missing[0]} is missing, though the index says it is in this file")
+        check_shard(file, entries, expected)
         self.files.append(file)
         self._entries.update(entries)
-
-    def _add_shards(self, index: Path) -> None:
-        try:
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            shards: dict[str, set[str]] = {}
-            for name, shard in weight_map.items():
-                shards.setdefault(shard, set()).add(name)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{index}: not a safetensors index ({type(error).__name__}: {error})") from None
-        for shard, names in sorted(shards.items()):
-            file = self.folder / shard
-            if not file.exists():
-                raise ValueError(f"{file}: shard is missing; it holds {len(names)} tensors, {min(names)} among them")
-            self._add(file, names)
 
 
 def read_header(file: Path) -> dict[str, _Entry]:
@@ -140,12 +145,3 @@ def read_header(file: Path) -> dict[str, _Entry]:
             )
         result[name] = _Entry(file, dtype, shape, data + begin)
     return result
-
-
-def _nothing_here(folder: Path) -> str:
-    if any(folder.glob("pytorch_model*.bin")):
-        return (
-            f"{folder}: only pytorch_model.bin weights are there; save the model again with "
-            "save_pretrained(..., safe_serialization=True)"
-        )
-    return f"{folder}: has neither model.safetensors nor model.safetensors.index.json"

@@ -4,7 +4,7 @@ Rows are not compacted: row i is cell i of the [n, w] grid, and a dead row (no t
 writes to slot 0 of the null block and attends to that slot alone. Entries of ``rows`` beyond the common six:
 
 ====  ========  ===============================================================================================
- 6    bounds    int32 [R], the graph's input: from 1 to B * block_size, for a live row at least position + 1
+ 6    bounds    int32 [R], the graph's input: from 1 to B * block_size, for a live row at least its horizon + 1
  7    slots     int32 [R], where each row's key and value go in the cache, counted in tokens
  8    mask      uint8, 1 = discard: [R, 1, B * block_size], or [1, 1, R, B * block_size] for a prefill chunk
  9    tables    int32 [R, B], each row's block table (zeros for dead rows)
@@ -13,7 +13,8 @@ writes to slot 0 of the null block and attends to that slot alone. Entries of ``
 
 **Decode** (w <= 16): each row is one batch entry of FusedInferAttentionScore with one query token, the form for which
 MindSpore documents paged caches. A kernel launch reads the lengths on the host, so they are upper bounds that the host
-knows before the launch; a mask computed once per step from the true positions hides what lies between. **Prefill**
+knows before the launch; a mask computed once per step from the true horizons (a row's own position, or its request's
+last one after ``Block``) hides what lies between. **Prefill**
 (n = 1, w > 16): the request's keys and values are gathered by its block table, and one batch entry of w query tokens
 attends to them under an explicit mask.
 
@@ -32,7 +33,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.ops import auto_generate
 
-from ms_spec.models.ops import plain_sampling
+from ms_spec.models.ops import plain_rows, plain_sampling
 from ms_spec.models.ops.interface import Geometry
 from ms_spec.models.ops.limits import DTYPES, MAX_WIDTH, storage_dtype
 from ms_spec.models.ops.reference import WriteHistory
@@ -49,6 +50,13 @@ class AscendKernels:
     ReshapeAndCache = auto_generate.ReshapeAndCache
     RmsNorm = auto_generate.RmsNorm
     Swiglu = auto_generate.Swiglu
+
+
+def _mask(horizon: Tensor, span: int, chunk: bool) -> Tensor:
+    """uint8, 1 where a row [R] must not look among ``span`` positions, in the form that its kernel takes."""
+    rows = horizon.shape[0]
+    hidden = (ops.arange(span).astype(ms.int32).reshape(1, span) > horizon.reshape(rows, 1)).astype(ms.uint8)
+    return hidden.reshape(1, 1, rows, span) if chunk else hidden.reshape(rows, 1, span)
 
 
 class Rows(nn.Cell):
@@ -79,28 +87,39 @@ class Rows(nn.Cell):
         offset = position - block * self.block_size
         first = ops.gather_elements(tables, 1, block.reshape(n * w, 1)).reshape(n * w)
         slots = first * self.block_size + offset
-        hidden = (ops.arange(span).astype(ms.int32).reshape(1, span) > position.reshape(n * w, 1)).astype(ms.uint8)
-        mask = hidden.reshape(1, 1, n * w, span) if w > MAX_WIDTH else hidden.reshape(n * w, 1, span)
+        mask = _mask(position, span, w > MAX_WIDTH)
         return (token, position, request, cell, count, block_tables, bounds, slots, mask, tables, live)
+
+
+class Block(nn.Cell):
+    """Rows that see all rows of their request. Dead ones keep to slot 0 of the null block."""
+
+    def construct(self, rows):
+        n, span = rows[5].shape[0], rows[MASK].shape[-1]
+        horizon = ops.gather(ops.amax(rows[1].reshape(n, -1), 1), rows[2], 0) * rows[LIVE]
+        return (*rows[:MASK], _mask(horizon, span, rows[MASK].ndim == 4), *rows[MASK + 1 :])
 
 
 class Linear(nn.Cell):
     """x [R, K] -> x W^T + b [R, N], W held as [N, K]."""
 
-    def __init__(self, out: int, inner: int, dtype: str, bias: bool, weight: Any = None):
+    def __init__(self, out: int, inner: int, dtype: str, bias: bool, tied: Any = None):
         super().__init__()
-        self.shape, self.dtype = (out, inner), dtype
-        self.weight = _parameter("weight", (out, inner), dtype) if weight is None else weight
+        self.shape, self.dtype, self.tied = (out, inner), dtype, tied is not None
+        self.weight = _parameter("weight", (out, inner), dtype) if tied is None else tied.weight
         self.bias = _parameter("bias", (out,), dtype) if bias else None
         self.matmul = ops.MatMul(transpose_b=True)
 
     def weights(self, *sources: str) -> list[WeightSpec]:
-        specs = [WeightSpec(self.weight, self.shape, "rows", self.dtype, tuple(f"{s}.weight" for s in sources))]
+        specs = []
+        if not self.tied:
+            names = tuple(f"{s}.weight" for s in sources)
+            specs.append(WeightSpec(self.weight, self.shape, "rows", self.dtype, names))
         if self.bias is not None:
             specs.append(_vector(self.bias, self.shape[0], self.dtype, *(f"{s}.bias" for s in sources)))
         return specs
 
-    def construct(self, x):
+    def construct(self, x, rows):
         y = self.matmul(x, self.weight)
         return y if self.bias is None else y + self.bias
 
@@ -108,16 +127,18 @@ class Linear(nn.Cell):
 class Norm(nn.Cell):
     """RMS norm over the last dimension."""
 
-    def __init__(self, size: int, eps: float, dtype: str, kernels: Any):
+    def __init__(self, size: int, eps: float, dtype: str, kernels: Any, tied: Any = None):
         super().__init__()
-        self.size, self.dtype = size, dtype
-        self.gamma = _parameter("gamma", (size,), dtype)
+        self.size, self.dtype, self.tied = size, dtype, tied is not None
+        self.gamma = _parameter("gamma", (size,), dtype) if tied is None else tied.norm.gamma
         self.rms_norm = kernels.RmsNorm(eps)
 
     def weights(self, source: str) -> list[WeightSpec]:
+        if self.tied:
+            return []
         return [_vector(self.gamma, self.size, self.dtype, f"{source}.weight")]
 
-    def construct(self, x):
+    def construct(self, x, rows):
         return self.rms_norm(x, self.gamma)[0]
 
 
@@ -140,17 +161,21 @@ class Embedding(nn.Cell):
 class NormLinear(nn.Cell):
     """RMS norm, then a linear map."""
 
-    def __init__(self, out: int, hidden: int, eps: float, dtype: str, bias: bool, tied: Embedding | None, kernels: Any):
+    def __init__(self, out: int, hidden: int, eps: float, dtype: str, bias: bool, tied: Any, kernels: Any):
         super().__init__()
         self.norm = Norm(hidden, eps, dtype, kernels)
-        self.linear = Linear(out, hidden, dtype, bias, None if tied is None else tied.weight)
-        self.tied = tied is not None
+        self.linear = Linear(out, hidden, dtype, bias, tied)
+
+    @property
+    def weight(self) -> Parameter:
+        """The matrix, for others to share."""
+        return self.linear.weight
 
     def weights(self, norm: str, *sources: str) -> list[WeightSpec]:
-        return self.norm.weights(norm) + ([] if self.tied else self.linear.weights(*sources))
+        return self.norm.weights(norm) + self.linear.weights(*sources)
 
     def construct(self, x, rows):
-        return self.linear(self.norm(x))
+        return self.linear(self.norm(x, rows), rows)
 
 
 class NormGatedLinear(nn.Cell):
@@ -166,7 +191,7 @@ class NormGatedLinear(nn.Cell):
         return self.norm.weights(norm) + self.linear.weights(gate, up)
 
     def construct(self, x, rows):
-        return self.swiglu(self.linear(self.norm(x)), -1)
+        return self.swiglu(self.linear(self.norm(x, rows), rows), -1)
 
 
 class LinearAdd(nn.Cell):
@@ -180,7 +205,16 @@ class LinearAdd(nn.Cell):
         return self.linear.weights(*sources)
 
     def construct(self, x, residual, rows):
-        return residual + self.linear(x)
+        return residual + self.linear(x, rows)
+
+
+def _rotate(x, cos, sin):
+    """Pairs (i, i + D/2) of x [R, heads, D] turn by the row's angles cos, sin float32 [R, 1, D/2]."""
+    half = x.shape[-1] // 2
+    wide = x.astype(ms.float32)
+    a = wide[:, :, :half]
+    b = wide[:, :, half:]
+    return ops.cat((a * cos - b * sin, b * cos + a * sin), -1).astype(x.dtype)
 
 
 class Attention(nn.Cell):
@@ -199,7 +233,6 @@ class Attention(nn.Cell):
         self.k_cache = _parameter("k_cache", cache, dtype)
         self.v_cache = _parameter("v_cache", cache, dtype)
         self.gather = ops.Gather()
-        self.concat = ops.Concat(-1)
         self.write = kernels.ReshapeAndCache()
         common = {
             "num_heads": g.num_heads,
@@ -214,13 +247,9 @@ class Attention(nn.Cell):
     def weights(self, q_norm: str, k_norm: str) -> list[WeightSpec]:
         return self.q_norm.weights(q_norm) + self.k_norm.weights(k_norm) if self.qk_norm else []
 
-    def rotate(self, x, cos, sin):
-        """Pairs (i, i + D/2) of x [R, heads, D] turn by the row's angles cos, sin float32 [R, 1, D/2]."""
-        half = self.dim // 2
-        wide = x.astype(ms.float32)
-        a = wide[:, :, :half]
-        b = wide[:, :, half:]
-        return self.concat((a * cos - b * sin, b * cos + a * sin)).astype(x.dtype)
+    def writer(self) -> WriteKV:
+        """A Cell that fills the same caches."""
+        return WriteKV(self)
 
     def construct(self, qkv, rows):
         count = qkv.shape[0]
@@ -230,12 +259,12 @@ class Attention(nn.Cell):
         k = qkv[:, q_end:k_end].reshape(count, self.kv_heads, self.dim)
         v = qkv[:, k_end:]
         if self.qk_norm:
-            q = self.q_norm(q)
-            k = self.k_norm(k)
+            q = self.q_norm(q, rows)
+            k = self.k_norm(k, rows)
         cos = self.gather(self.cos, rows[1], 0).expand_dims(1)
         sin = self.gather(self.sin, rows[1], 0).expand_dims(1)
-        q = self.rotate(q, cos, sin)
-        k = self.rotate(k, cos, sin)
+        q = _rotate(q, cos, sin)
+        k = _rotate(k, cos, sin)
         self.write(k.reshape(count, self.kv_heads * self.dim), v, self.k_cache, self.v_cache, rows[SLOTS])
         if rows[MASK].ndim == 3:
             return self.decode(q.reshape(count, 1, q_end), rows).reshape(count, q_end)
@@ -254,6 +283,30 @@ class Attention(nn.Cell):
         k = self.gather(self.k_cache, blocks, 0).reshape(1, -1, self.kv_heads * self.dim)
         v = self.gather(self.v_cache, blocks, 0).reshape(1, -1, self.kv_heads * self.dim)
         return self.attend_chunk(q, (k,), (v,), None, rows[MASK])[0]
+
+
+class WriteKV(nn.Cell):
+    """Norms, rotates and caches keys, caches values. kv is [R, 2 * kv_heads * head_dim]."""
+
+    def __init__(self, attention: Attention):
+        super().__init__()
+        self.kv_heads, self.dim, self.qk_norm = attention.kv_heads, attention.dim, attention.qk_norm
+        if self.qk_norm:
+            self.k_norm = attention.k_norm
+        self.cos, self.sin = attention.cos, attention.sin
+        self.k_cache, self.v_cache = attention.k_cache, attention.v_cache
+        self.gather, self.write = attention.gather, attention.write
+
+    def construct(self, kv, rows):
+        count, width = kv.shape[0], self.kv_heads * self.dim
+        k = kv[:, :width].reshape(count, self.kv_heads, self.dim)
+        if self.qk_norm:
+            k = self.k_norm(k, rows)
+        cos = self.gather(self.cos, rows[1], 0).expand_dims(1)
+        sin = self.gather(self.sin, rows[1], 0).expand_dims(1)
+        k = _rotate(k, cos, sin).reshape(count, width)
+        self.write(k, kv[:, width:], self.k_cache, self.v_cache, rows[SLOTS])
+        return rows[4]
 
 
 class Pick(nn.Cell):
@@ -313,11 +366,22 @@ class AscendOps:
             raise ValueError(f"dtype={dtype!r}: these operations were set up for {self.dtype!r}; use one throughout")
         return stored
 
+    def _known(self) -> str:
+        if not self.dtype:
+            raise ValueError("dtype: not known yet; give one to AscendOps, or build an operation with weights first")
+        return self.dtype
+
     def Rows(self, max_len: int, block_size: int) -> Rows:
         return Rows(max_len, block_size)
 
     def Embedding(self, vocab: int, hidden: int, dtype: str) -> Embedding:
         return Embedding(vocab, hidden, self._stored(dtype))
+
+    def Norm(self, size: int, eps: float, tied: Any = None) -> Norm:
+        return Norm(size, eps, self._known(), self.kernels, tied)
+
+    def Linear(self, out: int, inner: int, dtype: str, bias: bool = False, tied: Any = None) -> Linear:
+        return Linear(out, inner, self._stored(dtype), bias, tied)
 
     def fuse(self, layers: list[nn.Cell]) -> list[nn.Cell]:
         return layers
@@ -334,21 +398,34 @@ class AscendOps:
         return LinearAdd(out, inner, self._stored(dtype), bias)
 
     def Attention(self, geometry: Geometry, cos: Parameter, sin: Parameter) -> Attention:
-        if not self.dtype:
-            raise ValueError("dtype: not known yet; give one to AscendOps, or build an operation with weights first")
-        return Attention(geometry, cos, sin, self.dtype, self.kernels)
+        return Attention(geometry, cos, sin, self._known(), self.kernels)
 
     def Pick(self) -> Pick:
         return Pick()
 
+    def Block(self) -> Block:
+        return Block()
+
+    def TakeRows(self) -> plain_rows.TakeRows:
+        return plain_rows.TakeRows(LIVE)
+
+    def Stamp(self) -> plain_rows.Stamp:
+        return plain_rows.Stamp()
+
     def WriteHistory(self) -> WriteHistory:
         return WriteHistory()
+
+    def Match(self, width: int) -> InFloat32:
+        return InFloat32(plain_sampling.Match(width))
 
     def Probs(self) -> InFloat32:
         return InFloat32(plain_sampling.Probs())
 
+    def Argmax(self) -> InFloat32:
+        return InFloat32(plain_sampling.Argmax(LIVE))
+
     def InverseCDF(self) -> plain_sampling.InverseCDF:
-        return plain_sampling.InverseCDF()
+        return plain_sampling.InverseCDF(LIVE)
 
     def Entropy(self) -> InFloat32:
         return InFloat32(plain_sampling.Entropy())

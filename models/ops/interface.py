@@ -11,7 +11,7 @@ requests of w columns. ``Rows`` makes the bundle ``rows`` that the other Cells t
  3    cell           int32 [R], request * w + column: where the row stands in the [n, w] grid
  4    count          int32 [1]: rows from here on are dead
  5    block_tables   int32 [n, B]
- 6..  the backend's own
+ 6..  the backend's own, among them what each row may look at
 ====  =============  ======================================================================================
 
 Backends that compact put the live rows first; the others leave each row at its cell and set ``count`` to R.
@@ -47,15 +47,43 @@ class Backend(Protocol):
     """Prompt lengths, rising, that are worth a prefill graph; longer prompts take several calls."""
 
     def Rows(self, max_len: int, block_size: int) -> Any:
-        """(tokens int32 [n, w] (-1: none), start int32 [n], block_tables int32 [n, B], bounds int32 [R]) -> rows."""
+        """(tokens int32 [n, w] (-1: none), start int32 [n], block_tables int32 [n, B], bounds int32 [R]) -> rows.
+
+        ``bounds``: where ``host_bounds``, upper bounds of the number of positions that each row looks at.
+        """
+
+    def Block(self) -> Any:
+        """(rows) -> rows, in which every live row sees the positions up to its request's last live row in this grid.
+
+        So all rows of a request in one grid see each other, and what was cached before them.
+        """
+
+    def TakeRows(self) -> Any:
+        """(x [R, H], rows, cells int32 [n2, w2], to_rows) -> [R2, H], R2 = n2 * w2: rows moved to another grid.
+
+        Live row r of ``to_rows`` gets the row of x that stands at cell ``cells.flat[to_rows.cell[r]]`` of the first
+        grid, or zeros where that cell is dead, or is none (below 0, or R and more). Dead rows may hold anything.
+        """
 
     def Embedding(self, vocab: int, hidden: int, dtype: str) -> Any:
         """(rows) -> float [R, hidden]."""
 
+    def Norm(self, size: int, eps: float, tied: Any = None) -> Any:
+        """(x [R, size], rows) -> [R, size]: RMS norm. ``weights(source)`` reads ``source.weight``.
+
+        ``tied``: a NormLinear whose norm it is, too.
+        """
+
+    def Linear(self, out: int, inner: int, dtype: str, bias: bool = False, tied: Any = None) -> Any:
+        """(x [R, inner], rows) -> [R, out]: a linear map. ``weights(*sources)``: their ``.weight`` and ``.bias``.
+
+        ``tied``: an Embedding, NormLinear or Linear whose matrix it shares.
+        """
+
     def NormLinear(self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False, tied: Any = None) -> Any:
         """(x [R, hidden], rows) -> [R, out]: RMS norm, then a linear map.
 
-        ``tied``: an Embedding whose weights it shares.
+        ``tied``: an Embedding, NormLinear or Linear whose matrix it shares.
         """
 
     def NormGatedLinear(self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False) -> Any:
@@ -68,7 +96,10 @@ class Backend(Protocol):
         """(qkv [R, (heads + 2 kv_heads) * head_dim], rows) -> [R, heads * head_dim].
 
         Norms q and k where the geometry says so, rotates them, writes k and v to the cache, attends to all positions
-        up to the row's own. Owns ``k_cache`` and ``v_cache``.
+        up to the row's own (after ``Block``: to the request's last). Owns ``k_cache`` and ``v_cache``. Its method
+        ``writer()`` makes a Cell (kv [R, 2 kv_heads * head_dim], rows) -> int32 [1] (the number of rows) that does
+        the same to keys and values, in the same caches, and attends to nothing. Only for an Attention that stands
+        alone: a layer that ``fuse`` has taken writes to other caches.
         """
 
     def fuse(self, layers: list[Any]) -> list[Any]:
@@ -86,8 +117,21 @@ class Backend(Protocol):
     def Probs(self) -> Any:
         """(logits [R, V], rows, sampling [n, 4], banned [n, E], banned_until [n]) -> float32 [R, V]."""
 
+    def Argmax(self) -> Any:
+        """(logits [R, V], rows) -> int32 [n, w]: the lowest id of the largest logit.
+
+        -1 in dead cells, and for rows with a NaN, a +inf or nothing but -inf.
+        """
+
     def InverseCDF(self) -> Any:
         """(p [R, V], rows, u [n, w]) -> int32 [n, w]; -1 in dead cells and where p sums to 0."""
+
+    def Match(self, width: int) -> Any:
+        """(logits [R, V], rows, drafts [n, w - 1], sampling [n, 4], banned [n, E], banned_until [n], u [n, w])
+        -> (emitted int32 [n, w] (-1 behind the end), num_emitted int32 [n], num_accepted int32 [n]).
+
+        Draws a token for each of the w = ``width`` columns by its u, and keeps drafts as long as they are those tokens.
+        """
 
     def Entropy(self) -> Any:
         """(logits [R, V], rows) -> float32 [n, w], nats."""
@@ -97,3 +141,9 @@ class Backend(Protocol):
 
     def NgramLookup(self, min_n: int, max_n: int, num_drafts: int) -> Any:
         """(history int32 [S, L], slot [n], length [n], limit [n]) -> (drafts int32 [n, K], counts int32 [n])."""
+
+    def Stamp(self) -> Any:
+        """(x int32) -> (x, int32 [2]): x, and when it passed: seconds modulo 2^31 and nanoseconds of a monotonic clock.
+
+        The clock is CLOCK_MONOTONIC on the cpu backend; the others return zeros.
+        """

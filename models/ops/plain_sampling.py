@@ -90,13 +90,38 @@ class Probs(nn.Cell):
         return ops.select(valid, weight, ops.zeros_like(weight))
 
 
+class Argmax(nn.Cell):
+    """(logits float32 [R, V], rows) -> int32 [n, w]: the lowest id of the largest logit.
+
+    -1 in dead cells, and for rows with a NaN, a +inf or nothing but -inf. ``live``: the entry of ``rows`` that is 0
+    where a row has no token, for backends that do not compact; a bundle without it is told by its count alone.
+    """
+
+    def __init__(self, live: int | None = None) -> None:
+        super().__init__()
+        self.live = live
+
+    def construct(self, logits, rows):
+        finite = logits < _INF  # false for NaN as well
+        x = ops.select(finite, logits, ops.full_like(logits, -_INF))
+        valid = ops.logical_and(finite.all(1), ops.amax(x, 1) > -_INF)
+        if self.live is not None and len(rows) > self.live:
+            valid = ops.logical_and(valid, rows[self.live] > 0)
+        token = ops.select(valid, ops.argmax(x, 1).astype(ms.int32), ops.full_like(rows[3], -1))
+        return _at_cells(token, rows, logits.shape[0], -1).reshape(_grid(rows))
+
+
 class InverseCDF(nn.Cell):
     """Draws one id a row, by the vocabulary's order.
 
     (p float32 [R, V] (need not be normalised), rows, u float32 [n, w] in [0, 1)) -> int32 [n, w]: the first id at
     which the running sum exceeds u times the whole sum, so never one of probability 0. -1 in dead cells, and where
-    p sums to 0.
+    p sums to 0. ``live``: see :class:`Argmax`.
     """
+
+    def __init__(self, live: int | None = None) -> None:
+        super().__init__()
+        self.live = live
 
     def construct(self, p, rows, u):
         running = ops.cumsum(p, 1)
@@ -104,8 +129,37 @@ class InverseCDF(nn.Cell):
         wanted = ops.gather(u.reshape(-1), rows[3], 0).reshape(-1, 1) * total
         # The second condition stops at the last id of any probability, should the product round up to the sum.
         passed = ops.logical_and(running <= wanted, running < total).astype(ms.int32).sum(1)
-        token = ops.select(total.reshape(-1) > 0, passed.astype(ms.int32), ops.full_like(rows[3], -1))
+        valid = total.reshape(-1) > 0
+        if self.live is not None and len(rows) > self.live:
+            valid = ops.logical_and(valid, rows[self.live] > 0)
+        token = ops.select(valid, passed.astype(ms.int32), ops.full_like(rows[3], -1))
         return _at_cells(token, rows, u.shape[0] * u.shape[1], -1).reshape(u.shape)
+
+
+def cut(tokens, num_accepted):
+    """tokens int32 [n, w] -> the same with -1 behind the accepted ones and the one that follows them."""
+    column = ops.arange(tokens.shape[1]).astype(ms.int32)
+    return ops.select(column <= num_accepted.reshape(-1, 1), tokens, ops.full_like(tokens, -1))
+
+
+class Match(nn.Cell):
+    """Draws every position as plain decoding would, and keeps drafts as long as they agree.
+
+    (logits float32 [R, V], rows, drafts int32 [n, w - 1], sampling float32 [n, 4], banned int32 [n, E],
+    banned_until int32 [n], u float32 [n, w]) -> (emitted int32 [n, w], num_emitted int32 [n], num_accepted int32 [n])
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width, self.probs, self.draw = width, Probs(), InverseCDF()
+
+    def construct(self, logits, rows, drafts, sampling, banned, banned_until, u):
+        tokens = self.draw(self.probs(logits, rows, sampling, banned, banned_until), rows, u[:, : self.width])
+        if self.width == 1:
+            return tokens, ops.ones_like(banned_until), ops.zeros_like(banned_until)
+        same = ops.logical_and(tokens[:, :-1] == drafts, drafts >= 0).astype(ms.int32)
+        num_accepted = ops.cumprod(same, 1).sum(1).astype(ms.int32)
+        return cut(tokens, num_accepted), num_accepted + 1, num_accepted
 
 
 class Entropy(nn.Cell):

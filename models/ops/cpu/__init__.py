@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ms_spec.models.ops.cpu import layers, sampling
+from ms_spec.models.ops.cpu import clock, layers, rows, sampling
 from ms_spec.models.ops.cpu.build import NoCompiler, library
 
 __all__ = ["CpuOps", "NoCompiler"]
@@ -15,19 +15,26 @@ class CpuOps:
     host_bounds = False
     chunks: tuple[int, ...] = (64, 512)
 
-    Rows = layers.Rows
-    Pick = layers.Pick
+    Rows = rows.Rows
+    Pick = rows.Pick
+    Block = rows.Block
+    TakeRows = rows.TakeRows
     Embedding = layers.Embedding
+    Norm = layers.Norm
+    Linear = layers.Linear
     NormLinear = layers.NormLinear
     NormGatedLinear = layers.NormGatedLinear
     LinearAdd = layers.LinearAdd
     Attention = layers.Attention
     WriteHistory = layers.WriteHistory
     Probs = sampling.Probs
+    Argmax = sampling.Argmax
     InverseCDF = sampling.InverseCDF
+    Match = sampling.Match
     Entropy = sampling.Entropy
     Grid = sampling.Grid
     NgramLookup = sampling.NgramLookup
+    Stamp = clock.Stamp
     fuse = staticmethod(layers.fuse)
 
     def __init__(self) -> None:

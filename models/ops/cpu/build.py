@@ -1,28 +1,17 @@
-"""Compiles the C++ kernels at first use and wraps them as MindSpore operators."""
+"""Compiles the C++ kernels and wraps them as MindSpore operators."""
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import ctypes
 import functools
-import hashlib
-import logging
-import os
 import platform
-import shlex
-import shutil
-import signal
-import subprocess
-import tempfile
-import threading
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Callable
 
 from mindspore import ops
 
-from ms_spec.models.user_cache import cache_root, write_atomically
+from ms_spec.models.compiler import NoCompiler, shared_library
+
+__all__ = ["NoCompiler", "kernel", "library"]
 
 SOURCES = Path(__file__).parent / "kernels"
 # Contraction is always on and vectors are written out, so that every copy of a kernel sums in the same way.
@@ -31,152 +20,16 @@ FLAGS = (
     *(("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()),
     *("-pthread", "-fPIC"),
 )
-_log = logging.getLogger("ms_spec")
-
-
-class NoCompiler(RuntimeError):
-    """No C++ compiler could build the kernels."""
-
-
-def _cpu_identity() -> str:
-    """Names the processor, since the kernels are built for exactly this one."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine() + platform.processor()
-    wanted = ("model name", "flags", "Features", "CPU part")
-    return platform.machine() + "".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
 @functools.cache
 def library() -> Path:
-    """Path of the compiled kernels, built into the user's cache if they are not there yet, or are damaged.
-
-    Where the cache cannot be written, they are built for this process alone.
+    """Path of the compiled kernels.
 
     Raises:
-        NoCompiler: there is no compiler (``CXX``, g++, clang++, c++), or it failed.
+        NoCompiler: see :func:`ms_spec.models.compiler.shared_library`.
     """
-    compiler = _compiler()
-    digest = hashlib.sha256("\0".join((*FLAGS, *compiler, _cpu_identity())).encode())
-    for file in sorted(SOURCES.iterdir()):
-        digest.update(file.read_bytes())
-    folder, name = cache_root() / "kernels", f"ms_spec_{digest.hexdigest()[:20]}"
-    with contextlib.suppress(OSError):
-        for file in sorted(folder.glob(f"{name}_*.so")):
-            if _usable(file):
-                return file
-    content = _compile(compiler)
-    name = f"{name}_{_checksum(content)}.so"
-    try:
-        write_atomically(folder / name, content)
-        if not _usable(folder / name):
-            raise OSError("what is there cannot be loaded")
-        return folder / name
-    except OSError as error:
-        _log.warning(
-            "the kernels are built anew at every start: %s cannot be used (%s); "
-            "set MS_SPEC_CACHE to a folder you can write to",
-            folder,
-            error.strerror or error,
-        )
-    return _for_this_process(name, content)
-
-
-def _compiler() -> list[str]:
-    """The command, with arguments if ``CXX`` has some; empty if there is none."""
-    try:
-        given = shlex.split(os.environ.get("CXX", ""))
-    except ValueError as error:
-        raise NoCompiler(f"CXX = {os.environ['CXX']!r}: {error}") from None
-    return given or next(([c] for c in ("g++", "clang++", "c++") if shutil.which(c)), [])
-
-
-def _checksum(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]
-
-
-def _usable(file: Path) -> bool:
-    """Whether it holds what its name says, and can be loaded from where it is."""
-    try:
-        if _checksum(file.read_bytes()) != file.stem.rpartition("_")[2]:
-            return False
-        ctypes.CDLL(str(file))
-    except OSError:
-        return False
-    return True
-
-
-def _for_this_process(name: str, content: bytes) -> Path:
-    try:
-        folder = Path(tempfile.mkdtemp(prefix="ms-spec-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        (folder / name).write_bytes(content)
-    except OSError as error:
-        raise NoCompiler(f"no place for the kernels: {error}") from None
-    if not _usable(folder / name):
-        raise NoCompiler(f"{folder / name} cannot be loaded")
-    return folder / name
-
-
-def _compile(compiler: list[str]) -> bytes:
-    """The compiled kernels, a shared object."""
-    if not compiler:
-        raise NoCompiler("no C++ compiler found (tried CXX, g++, clang++, c++)")
-    sources = sorted(SOURCES.glob("*.cpp"))
-    try:
-        with tempfile.TemporaryDirectory(prefix="ms-spec-") as folder:
-            objects = [str(Path(folder) / f"{source.stem}.o") for source in sources]
-            _call([[*compiler, *FLAGS, "-c", "-o", o, str(s)] for o, s in zip(objects, sources)])
-            built = Path(folder) / "kernels.so"
-            _call([[*compiler, "-shared", "-pthread", "-o", str(built), *objects]])
-            return built.read_bytes()
-    except OSError as error:
-        raise NoCompiler(f"no place to build the kernels: {error}") from None
-
-
-def _call(commands: list[list[str]]) -> None:
-    """Runs compilers side by side. None goes on when one has failed, or at Ctrl-C.
-
-    Raises:
-        NoCompiler: with the first line of what a compiler complains about.
-    """
-    running: set[subprocess.Popen[str]] = set()
-    over = threading.Event()
-
-    def end(process: subprocess.Popen[str]) -> None:
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-    def call(command: list[str]) -> None:
-        try:
-            # A session of its own: what a compiler starts ends with it.
-            process = subprocess.Popen(
-                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-            )
-        except OSError as error:
-            raise NoCompiler(f"{command[0]} could not be started: {error}") from error
-        running.add(process)
-        if over.is_set():
-            end(process)
-        complaints = process.communicate()[1].splitlines()
-        running.discard(process)
-        if process.returncode:
-            first = next((line for line in complaints if "error" in line), None) or (complaints or [""])[0]
-            raise NoCompiler(f"{command[0]} failed: {first.strip() or process.returncode}")
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        calls = [pool.submit(call, command) for command in commands]
-        try:
-            for one in as_completed(calls):
-                one.result()
-        except BaseException:
-            over.set()
-            for one in calls:
-                one.cancel()
-            for process in list(running):
-                end(process)
-            raise
+    return shared_library(SOURCES, FLAGS)
 
 
 def kernel(name: str, out_shape: Callable, out_dtype: Callable, mutates: bool = False) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 
 from ms_spec.models.ops.cpu.build import kernel
+from ms_spec.models.ops.cpu.rows import HORIZON
 from ms_spec.models.ops.interface import Geometry
 from ms_spec.models.weights import WeightSpec
 
@@ -36,40 +37,6 @@ def _zeros(name: str, shape: tuple[int, ...]) -> Parameter:
 def _like(shape_of: int, out: int) -> tuple[Any, Any]:
     """Inference of a float32 [R, out] output, R taken from input ``shape_of``."""
     return (lambda *shapes: [shapes[shape_of][0], out]), (lambda *_: ms.float32)
-
-
-class Rows(nn.Cell):
-    """Live rows first. See :class:`ms_spec.models.ops.interface.Backend`."""
-
-    def __init__(self, max_len: int, block_size: int) -> None:
-        super().__init__()
-        del block_size
-        self.max_len = Tensor(np.array([max_len], np.int32))
-        self.op = kernel(
-            "rows",
-            lambda tokens, start, limit: ([tokens[0] * tokens[1]],) * 4 + ([1],),
-            lambda *_: (ms.int32,) * 5,
-        )
-
-    def construct(self, tokens: Tensor, start: Tensor, block_tables: Tensor, bounds: Tensor) -> tuple:
-        token, position, request, cell, count = self.op(tokens, start, self.max_len)
-        return token, position, request, cell, count, block_tables
-
-
-class Pick(nn.Cell):
-    """The last live row, as rows of their own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.op = kernel(
-            "pick",
-            lambda x, *_: ([1, x[1]],) + ([1],) * 5,
-            lambda *_: (ms.float32,) + (ms.int32,) * 5,
-        )
-
-    def construct(self, x: Tensor, rows: tuple) -> tuple:
-        picked, token, position, request, cell, count = self.op(x, rows[0], rows[1], rows[2], rows[3], rows[4])
-        return picked, (token, position, request, cell, count, rows[5])
 
 
 class Embedding(nn.Cell):
@@ -106,12 +73,46 @@ def _linear_specs(cell: Any, sources: tuple[str, ...]) -> list[WeightSpec]:
     return [weight, *_bias_specs(cell.bias, cell.shape[0], *sources)]
 
 
+class Norm(nn.Cell):
+    """RMS norm."""
+
+    def __init__(self, size: int, eps: float, tied: Any = None) -> None:
+        super().__init__()
+        self.gamma = _vector("gamma", size, 1.0) if tied is None else tied.gamma
+        self.eps = Tensor(np.array([eps], np.float32))
+        self.size, self.tied = size, tied is not None
+        self.op = kernel("norm", *_like(0, size))
+
+    def weights(self, source: str) -> list[WeightSpec]:
+        if self.tied:
+            return []
+        return [WeightSpec(self.gamma, (self.size,), "vector", "float32", (f"{source}.weight",))]
+
+    def construct(self, x: Tensor, rows: tuple) -> Tensor:
+        return self.op(x, self.gamma, self.eps, rows[4])
+
+
+class Linear(nn.Cell):
+    """A linear map."""
+
+    def __init__(self, out: int, inner: int, dtype: str, bias: bool = False, tied: Any = None) -> None:
+        super().__init__()
+        self.shape, self.dtype, self.tied = (out, inner), dtype, tied is not None
+        self.weight = _packed("weight", dtype) if tied is None else tied.weight
+        self.bias = _bias("bias", out, bias)
+        self.op = kernel(f"linear_{dtype}", *_like(0, out))
+
+    def weights(self, *sources: str) -> list[WeightSpec]:
+        return _bias_specs(self.bias, self.shape[0], *sources) if self.tied else _linear_specs(self, sources)
+
+    def construct(self, x: Tensor, rows: tuple) -> Tensor:
+        return self.op(x, self.weight, self.bias, rows[4])
+
+
 class NormLinear(nn.Cell):
     """RMS norm, then a linear map."""
 
-    def __init__(
-        self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False, tied: Embedding | None = None
-    ) -> None:
+    def __init__(self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False, tied: Any = None) -> None:
         super().__init__()
         self.shape, self.dtype, self.tied = (out, hidden), dtype, tied is not None
         self.gamma = _vector("gamma", hidden, 1.0)
@@ -199,7 +200,29 @@ class Attention(nn.Cell):
     def construct(self, qkv: Tensor, rows: tuple) -> Tensor:
         caches = (self.k_cache, self.v_cache)
         return self.op(
-            qkv, rows[1], rows[2], rows[4], rows[5], self.cos, self.sin, *caches, self.q_gamma, self.k_gamma, self.eps
+            *(qkv, rows[1], rows[HORIZON], rows[2], rows[4], rows[5], self.cos, self.sin),
+            *(*caches, self.q_gamma, self.k_gamma, self.eps),
+        )
+
+    def writer(self) -> WriteKV:
+        """A Cell that fills the same caches."""
+        return WriteKV(self)
+
+
+class WriteKV(nn.Cell):
+    """Rotary embedding and cache write, as its Attention does them, without attention."""
+
+    def __init__(self, attention: Attention) -> None:
+        super().__init__()
+        self.k_cache, self.v_cache = attention.k_cache, attention.v_cache
+        self.cos, self.sin = attention.cos, attention.sin
+        self.k_gamma, self.eps = attention.k_gamma, attention.eps
+        self.op = kernel("write_kv", lambda *_: [1], lambda *_: ms.int32, mutates=True)
+
+    def construct(self, kv: Tensor, rows: tuple) -> Tensor:
+        return self.op(
+            *(kv, rows[1], rows[2], rows[4], rows[5], self.cos, self.sin),
+            *(self.k_cache, self.v_cache, self.k_gamma, self.eps),
         )
 
 
@@ -229,7 +252,7 @@ class FusedLayer(nn.Cell):
 
     def construct(self, x: Tensor, rows: tuple) -> Tensor:
         return self.op(
-            *(x, rows[1], rows[2], rows[4], rows[5], self.cos, self.sin),
+            *(x, rows[1], rows[HORIZON], rows[2], rows[4], rows[5], self.cos, self.sin),
             *(self.k_cache, self.v_cache, self.q_gamma, self.k_gamma, self.gamma, self.qkv, self.qkv_bias),
             *(self.output, self.output_bias, self.gamma2, self.gate_up, self.gate_bias, self.up_bias),
             *(self.down, self.down_bias, self.eps, self.numbers),

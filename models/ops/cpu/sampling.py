@@ -34,6 +34,37 @@ class InverseCDF(nn.Cell):
         return self.op(p, rows[3], rows[4], u)
 
 
+class Argmax(nn.Cell):
+    """(logits [R, V], rows) -> int32 [n, w]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.op = kernel(
+            "sampling_argmax", lambda x, cell, count, tables: [tables[0], x[0] // tables[0]], lambda *_: ms.int32
+        )
+
+    def construct(self, logits, rows):
+        return self.op(logits, rows[3], rows[4], rows[5])
+
+
+class Match(nn.Cell):
+    """(logits [R, V], rows, drafts [n, w - 1], sampling [n, 4], banned [n, E], banned_until [n], u [n, w]) -> three."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.nothing = ms.Tensor([[-1]], ms.int32)  # no tensor is empty for a kernel
+        self.op = kernel(
+            "sampling_match", lambda *shapes: (shapes[9], shapes[9][:1], shapes[9][:1]), lambda *_: (ms.int32,) * 3
+        )
+
+    def construct(self, logits, rows, drafts, sampling, banned, banned_until, u):
+        drafts = self.nothing if self.width == 1 else drafts
+        return self.op(
+            logits, rows[1], rows[2], rows[3], rows[4], drafts, sampling, banned, banned_until, u[:, : self.width]
+        )
+
+
 class Entropy(nn.Cell):
     """(logits [R, V], rows) -> float32 [n, w], nats."""
 

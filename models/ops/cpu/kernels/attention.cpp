@@ -26,9 +26,17 @@ const float NONE = -std::numeric_limits<float>::infinity();
 
 struct Problem {
     int64_t heads, kv_heads, D, Dp, block_size, blocks_per_request, rows;
-    const int32_t *position, *request, *tables;
+    const int32_t *position, *horizon, *request, *tables;  // horizon: the last position that a row sees
     float *k_cache, *v_cache, *q, *out;
 
+    void caches(void* k, const int64_t* k_shape, void* v, const int64_t* v_shape) {
+        k_cache = static_cast<float*>(k);
+        v_cache = static_cast<float*>(v);
+        kv_heads = k_shape[1], D = k_shape[3], Dp = v_shape[3], block_size = v_shape[2];
+    }
+    const float* gamma(void* weights, const int64_t* shape, int ndim) const {  // of another length than a head: none
+        return ndim == 1 && shape[0] == D ? static_cast<float*>(weights) : nullptr;
+    }
     int64_t group() const { return heads / kv_heads; }
     int64_t block(int64_t req, int64_t pos) const { return tables[req * blocks_per_request + pos / block_size]; }
     float* keys16(int64_t req, int64_t head, int64_t pos) const {  // the 16 keys around pos: [D, 16]
@@ -82,11 +90,11 @@ inline void score(const float* q, int64_t D, const float* const* keys, float* s)
 }
 
 template <int M, int G>
-inline void gather(const float* p, const float* const* values, int64_t keys, float* o, int64_t Dp) {
+inline void gather(const float* p, const float* const* values, int64_t from, int64_t to, float* o, int64_t Dp) {
     vf acc[M][G];
     for (int m = 0; m < M; ++m)
         for (int g = 0; g < G; ++g) acc[m][g] = load(o + m * Dp + g * LANES);
-    for (int64_t t = 0; t < keys; ++t) {
+    for (int64_t t = from; t < to; ++t) {
         vf v[G];
         for (int g = 0; g < G; ++g) v[g] = load(values[t] + g * LANES);
         for (int m = 0; m < M; ++m) {
@@ -107,7 +115,7 @@ inline void with_static(int64_t n, F&& f) {
         with_static<N - 1>(n, f);
 }
 
-// Keys [begin, end) for M query vectors q [M, D] whose last visible positions are last[M].
+// Keys [begin, end) for M query vectors q [M, D] that see nothing behind the positions last[M].
 __attribute__((noinline)) void attend(const Problem& P, int64_t req, int64_t head, const float* q, const int64_t* last, int64_t M, int64_t begin, int64_t end,
             State& state, float* s) {
     state.reset(M, P.Dp);
@@ -115,6 +123,8 @@ __attribute__((noinline)) void attend(const Problem& P, int64_t req, int64_t hea
         const int64_t keys = std::min(KEYS, end - tile), groups = (keys + LANES - 1) / LANES;
         const float* k[KEYS / LANES];
         const float* v[KEYS];
+        int64_t seen[MAX_QUERIES];
+        for (int64_t m = 0; m < M; ++m) seen[m] = std::clamp<int64_t>(last[m] + 1 - tile, 0, keys);
         for (int64_t g = 0; g < groups; ++g) k[g] = P.keys16(req, head, tile + g * LANES);
         for (int64_t t = 0; t < keys; ++t) v[t] = P.value(req, head, tile + t);
         for (int64_t m = 0; m < M; m += QUERY_BLOCK)
@@ -124,12 +134,8 @@ __attribute__((noinline)) void attend(const Problem& P, int64_t req, int64_t hea
                 });
         for (int64_t m = 0; m < M; ++m) {
             float* row = s + m * KEYS;
-            const int64_t seen = std::min(keys, last[m] + 1 - tile);
-            for (int64_t t = std::max<int64_t>(seen, 0); t < KEYS; ++t) row[t] = NONE;
-            if (seen <= 0) {
-                std::fill_n(row, KEYS, 0.f);
-                continue;
-            }
+            if (seen[m] == 0) continue;
+            for (int64_t t = seen[m]; t < KEYS; ++t) row[t] = NONE;
             vf top = load(row);
             for (int64_t t = LANES; t < KEYS; t += LANES) top = vmax(top, load(row + t));
             const float max = std::max(state.max[m], hmax(top)), scale = exp1(state.max[m] - max);
@@ -144,16 +150,20 @@ __attribute__((noinline)) void attend(const Problem& P, int64_t req, int64_t hea
             float* o = state.values.data() + m * P.Dp;
             for (int64_t d = 0; d < P.Dp; d += LANES) store(o + d, load(o + d) * scale);
         }
-        for (int64_t m = 0; m < M; m += QUERY_BLOCK)
+        for (int64_t m = 0; m < M; m += QUERY_BLOCK) {
+            // What all queries of the block see they share. The few keys behind are for each alone: 0 x NaN is no 0.
+            const int64_t end_m = std::min<int64_t>(M, m + QUERY_BLOCK), shared = *std::min_element(seen + m, seen + end_m);
             for (int64_t d = 0; d < P.Dp; d += WIDE * LANES) {
                 const float* at[KEYS];
                 for (int64_t t = 0; t < keys; ++t) at[t] = v[t] + d;
-                with_static<QUERY_BLOCK>(M - m, [&](auto rows) {
-                    with_static<WIDE>((P.Dp - d) / LANES, [&](auto wide) {
-                        gather<rows, wide>(s + m * KEYS, at, keys, state.values.data() + m * P.Dp + d, P.Dp);
-                    });
+                float* const o = state.values.data() + d;
+                with_static<WIDE>((P.Dp - d) / LANES, [&](auto wide) {
+                    with_static<QUERY_BLOCK>(M - m, [&](auto rows) { gather<rows, wide>(s + m * KEYS, at, 0, shared, o + m * P.Dp, P.Dp); });
+                    for (int64_t i = m; i < end_m; ++i)
+                        if (seen[i] > shared) gather<1, wide>(s + i * KEYS, at, shared, seen[i], o + i * P.Dp, P.Dp);
                 });
             }
+        }
     }
 }
 
@@ -174,34 +184,40 @@ inline void rotate(const float* in, int64_t D, const float* gamma, float eps, co
     }
 }
 
+// Key and value of row r, from k and v [kv_heads, D], into the caches. Not inlined: see merge.
+__attribute__((noinline)) void write(const Problem& P, int64_t r, const float* k, const float* v, const float* gamma, float eps, const float* cos,
+                                     const float* sin) {
+    const int64_t pos = P.position[r], req = P.request[r], at = pos * (P.D / 2);
+    for (int64_t h = 0; h < P.kv_heads; ++h) {
+        rotate(k + h * P.D, P.D, gamma, eps, cos + at, sin + at, 1.f, P.keys16(req, h, pos) + pos % LANES, LANES);
+        std::memcpy(P.value(req, h, pos), v + h * P.D, P.D * sizeof(float));
+    }
+}
+
+// Neighbouring rows of one request, and the end of what they see.
 struct Run {
-    int64_t row, rows;
+    int64_t row, rows, end;
 };
 
 }  // namespace
 
-// (qkv [R, (heads + 2 kv_heads) D], position [R], request [R], count [1], block_tables [n, B], cos [L, D/2], sin [L, D/2],
+// (qkv [R, (heads + 2 kv_heads) D], position [R], horizon [R], request [R], count [1], block_tables [n, B], cos [L, D/2], sin [L, D/2],
 //  k_cache, v_cache, q_gamma [D] or [1], k_gamma [D] or [1], eps [1]) -> [R, heads D]
 KERNEL attention(KERNEL_ARGS) {
     Problem P;
     const auto* qkv = static_cast<float*>(params[0]);
     P.position = static_cast<int32_t*>(params[1]);
-    P.request = static_cast<int32_t*>(params[2]);
-    P.rows = *static_cast<int32_t*>(params[3]);
-    P.tables = static_cast<int32_t*>(params[4]);
-    P.blocks_per_request = shapes[4][1];
-    const auto *cos = static_cast<float*>(params[5]), *sin = static_cast<float*>(params[6]);
-    P.k_cache = static_cast<float*>(params[7]);
-    P.v_cache = static_cast<float*>(params[8]);
-    P.kv_heads = shapes[7][1];
-    P.D = shapes[7][3];
-    P.Dp = shapes[8][3];
-    P.block_size = shapes[8][2];
-    const auto* q_gamma = ndims[9] == 1 && shapes[9][0] == P.D ? static_cast<float*>(params[9]) : nullptr;
-    const auto* k_gamma = ndims[10] == 1 && shapes[10][0] == P.D ? static_cast<float*>(params[10]) : nullptr;
-    const float eps = *static_cast<float*>(params[11]);
-    P.out = static_cast<float*>(params[12]);
-    P.heads = shapes[12][1] / P.D;
+    P.horizon = static_cast<int32_t*>(params[2]);
+    P.request = static_cast<int32_t*>(params[3]);
+    P.rows = *static_cast<int32_t*>(params[4]);
+    P.tables = static_cast<int32_t*>(params[5]);
+    P.blocks_per_request = shapes[5][1];
+    const auto *cos = static_cast<float*>(params[6]), *sin = static_cast<float*>(params[7]);
+    P.caches(params[8], shapes[8], params[9], shapes[9]);
+    const auto *q_gamma = P.gamma(params[10], shapes[10], ndims[10]), *k_gamma = P.gamma(params[11], shapes[11], ndims[11]);
+    const float eps = *static_cast<float*>(params[12]);
+    P.out = static_cast<float*>(params[13]);
+    P.heads = shapes[13][1] / P.D;
     const int64_t stride = shapes[0][1], half = P.D / 2, G = P.group();
     const float scale = 1.f / std::sqrt(static_cast<float>(P.D));
 
@@ -215,11 +231,14 @@ KERNEL attention(KERNEL_ARGS) {
     const int64_t longest = std::clamp<int64_t>(MAX_QUERIES / G, 1, 16);
     int64_t segments = 1;
     for (int64_t r = 0; r < P.rows; ++r) {
-        segments = std::max(segments, P.position[r] / SEGMENT + 1);
-        if (!runs.empty() && P.request[runs.back().row] == P.request[r] && runs.back().rows < longest)
+        const int64_t end = P.horizon[r] + 1;
+        segments = std::max(segments, (end - 1) / SEGMENT + 1);
+        if (!runs.empty() && P.request[runs.back().row] == P.request[r] && runs.back().rows < longest) {
             ++runs.back().rows;
-        else
-            runs.push_back({r, 1});
+            runs.back().end = std::max(runs.back().end, end);
+        } else {
+            runs.push_back({r, 1, end});
+        }
     }
     const int64_t items = static_cast<int64_t>(runs.size()) * P.kv_heads, width = P.Dp + 2;
     const bool split = items < 16 && segments > 1;  // few long rows: spread their segments over the threads
@@ -230,17 +249,14 @@ KERNEL attention(KERNEL_ARGS) {
 
     const int64_t grain = 8, numbers = P.rows * P.heads * P.D;
     int64_t seen = 0;
-    for (int64_t r = 0; r < P.rows; ++r) seen += P.position[r] + 1;
+    for (int64_t r = 0; r < P.rows; ++r) seen += P.horizon[r] + 1;
     parallel_for((P.rows + grain - 1) / grain, numbers * 16, [&](int64_t item) {
         for (int64_t r = item * grain; r < std::min(P.rows, (item + 1) * grain); ++r) {
-            const int64_t pos = P.position[r], req = P.request[r];
-            const float *c = cos + pos * half, *s = sin + pos * half, *in = qkv + r * stride;
+            const int64_t at = P.position[r] * half;
+            const float *c = cos + at, *s = sin + at, *in = qkv + r * stride;
             for (int64_t h = 0; h < P.heads; ++h)
                 rotate(in + h * P.D, P.D, q_gamma, eps, c, s, scale, q_all + ((h / G * P.rows + r) * G + h % G) * P.D, 1);
-            for (int64_t h = 0; h < P.kv_heads; ++h) {
-                rotate(in + (P.heads + h) * P.D, P.D, k_gamma, eps, c, s, 1.f, P.keys16(req, h, pos) + pos % LANES, LANES);
-                std::memcpy(P.value(req, h, pos), in + (P.heads + P.kv_heads + h) * P.D, P.D * sizeof(float));
-            }
+            write(P, r, in + P.heads * P.D, in + (P.heads + P.kv_heads) * P.D, k_gamma, eps, cos, sin);
         }
     });
     parallel_for(items * (split ? segments : 1), 2 * seen * P.heads * P.D, [&](int64_t item) {
@@ -250,13 +266,13 @@ KERNEL attention(KERNEL_ARGS) {
             const int64_t segment = split ? item % segments : 0, pair = split ? item / segments : item;
             const int64_t head = pair % P.kv_heads;
             const Run run = all_runs[pair / P.kv_heads];
-            const int64_t req = P.request[run.row], most = MAX_QUERIES / run.rows, end = P.position[run.row + run.rows - 1] + 1;
+            const int64_t req = P.request[run.row], most = MAX_QUERIES / run.rows, end = run.end;
             // More query heads a KV head than a state holds: several passes.
             for (int64_t g = 0; g < G; g += most) {
                 const int64_t M = run.rows * std::min(most, G - g);
                 int64_t last[MAX_QUERIES];
                 const float* q = q_all + ((head * P.rows + run.row) * G + g) * P.D;
-                for (int64_t m = 0; m < M; ++m) last[m] = P.position[run.row + (M == run.rows * G ? m / G : 0)];
+                for (int64_t m = 0; m < M; ++m) last[m] = P.horizon[run.row + (M == run.rows * G ? m / G : 0)];
                 const auto place = [&](int64_t m) {
                     return M == run.rows * G ? (run.row + m / G) * P.heads + head * G + m % G : run.row * P.heads + head * G + g + m;
                 };
@@ -298,5 +314,28 @@ KERNEL attention(KERNEL_ARGS) {
             for (int64_t d = 0; d < P.D; ++d) P.out[i * P.D + d] = total.values[d] / total.sum[0];
         }
     });
+    return 0;
+}
+
+// (kv [R, 2 kv_heads D], position [R], request [R], count [1], block_tables [n, B], cos [L, D/2], sin [L, D/2],
+//  k_cache, v_cache, k_gamma [D] or [1], eps [1]) -> count [1]: what attention writes to the caches, and no more
+KERNEL write_kv(KERNEL_ARGS) {
+    Problem P;
+    const auto* kv = static_cast<float*>(params[0]);
+    P.position = static_cast<int32_t*>(params[1]);
+    P.request = static_cast<int32_t*>(params[2]);
+    P.rows = *static_cast<int32_t*>(params[3]);
+    P.tables = static_cast<int32_t*>(params[4]);
+    P.blocks_per_request = shapes[4][1];
+    const auto *cos = static_cast<float*>(params[5]), *sin = static_cast<float*>(params[6]);
+    P.caches(params[7], shapes[7], params[8], shapes[8]);
+    const auto* k_gamma = P.gamma(params[9], shapes[9], ndims[9]);
+    const float eps = *static_cast<float*>(params[10]);
+    const int64_t keys = P.kv_heads * P.D;
+    parallel_for(P.rows, P.rows * keys * 16, [&](int64_t r) {
+        const float* in = kv + r * 2 * keys;
+        write(P, r, in, in + keys, k_gamma, eps, cos, sin);
+    });
+    *static_cast<int32_t*>(params[11]) = static_cast<int32_t>(P.rows);
     return 0;
 }

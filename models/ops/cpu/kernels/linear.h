@@ -90,19 +90,6 @@ constexpr int64_t ITEMS = 16;
 
 constexpr int pairs_for(int rows) { return std::clamp(TILE / 2 / rows, 1, MAX_PAIRS); }
 
-inline void put(float* y, vf value, int64_t n) {
-    if (n >= LANES)
-        store(y, value);
-    else
-        for (int64_t j = 0; j < n; ++j) y[j] = value[j];
-}
-inline vf get(const float* p, int64_t n) {
-    if (n >= LANES) return load(p);
-    vf v = vf{};
-    for (int64_t j = 0; j < n; ++j) v[j] = p[j];
-    return v;
-}
-
 // Rows cut into blocks of nearly equal height, each held as [K, rows]: one pointer walks all rows of a block.
 struct Blocks {
     int64_t rows, K, count;
@@ -129,12 +116,7 @@ struct Blocks {
             for (int64_t k = 0; k < K; ++k) to[k * height] = in[k];
             return;
         }
-        vf squares = vf{};
-        for (int64_t k = 0; k < K; k += LANES) {
-            const vf v = get(in + k, K - k);
-            squares += v * v;
-        }
-        const float scale = 1.f / std::sqrt(hsum(squares) / static_cast<float>(K) + eps);
+        const float scale = rms_scale(in, K, eps);
         for (int64_t k = 0; k < K; ++k) to[k * height] = in[k] * scale * gamma[k];
     }
 };
@@ -286,6 +268,17 @@ int norm_gated(void** params, int64_t** shapes) {
     apply<W>(Gated<W>{static_cast<typename W::T*>(params[3]), bias_or_none(params, shapes, 4, N), bias_or_none(params, shapes, 5, N),
                       static_cast<float*>(params[7]), N, K},
              x);
+    return 0;
+}
+
+// (x [R, K], weight, bias [N] or none, count [1]) -> y [R, N]
+template <class W>
+int linear(void** params, int64_t** shapes) {
+    const int64_t K = shapes[0][1], N = shapes[4][1], rows = *static_cast<int32_t*>(params[3]);
+    const Blocks x(rows, K);
+    x.fill(static_cast<float*>(params[0]), nullptr, 0.f);
+    apply<W>(Plain<W>{static_cast<typename W::T*>(params[1]), bias_or_none(params, shapes, 2, N), nullptr, static_cast<float*>(params[4]), N, K},
+          x);
     return 0;
 }
 

@@ -177,6 +177,9 @@ struct Row {
     bool valid, greedy;
 };
 
+// Whether a request (temperature, top_k, top_p, min_p) takes the best token.
+inline bool greedy(const float* sampling) { return sampling[0] <= 0 || sampling[1] == 1; }
+
 // p = probabilities of live rows, 0 in dead ones.
 void probs(const float* logits, const int32_t* position, const int32_t* request, int64_t live, const float* sampling,
            const int32_t* banned, int64_t E, const int32_t* until, float* p, int64_t R, int64_t V) {
@@ -219,7 +222,7 @@ void probs(const float* logits, const int32_t* position, const int32_t* request,
             b |= bad[i] != 0;
         }
         row.valid = !b && row.top > -INF;
-        row.greedy = s[0] <= 0 || s[1] == 1;
+        row.greedy = greedy(s);
         filtered |= row.valid && !row.greedy;
     }
     parallel_for(R * B, R * V * 8, [&](int64_t t) {  // what greedy and dead rows are, and the weights of the others
@@ -315,6 +318,49 @@ int32_t draw(const float* p, int64_t V, const double* part, float u) {
     return (int32_t)id;
 }
 
+// token[cell[r]]: lowest id of row r's maximum; -1 in dead cells, and for rows that are no distribution.
+void argmax(const float* logits, const int32_t* cell, int64_t live, int32_t* token, int64_t R, int64_t V) {
+    const int64_t B = blocks_of(V);
+    static thread_local std::vector<float> tops;
+    static thread_local std::vector<char> bads;
+    if ((int64_t)tops.size() < R * B) tops.resize(R * B), bads.resize(R * B);
+    float* top = tops.data();
+    char* bad = bads.data();
+    for (int64_t i = 0; i < R; ++i) token[i] = -1;
+    parallel_for(live * B, live * V, [&](int64_t t) {
+        const int64_t from = t % B * BLOCK;
+        bool b;
+        top[t] = block_max(logits + t / B * V + from, V - from < BLOCK ? V - from : BLOCK, b);
+        bad[t] = b;
+    });
+    parallel_for(live, live * BLOCK, [&](int64_t r) {
+        int64_t best = 0;
+        bool valid = true;
+        for (int64_t b = 0; b < B; ++b) {
+            valid &= !bad[r * B + b];
+            if (top[r * B + b] > top[r * B + best]) best = b;
+        }
+        const float highest = top[r * B + best];
+        if (!valid || !(highest > -INF)) return;
+        const int64_t from = best * BLOCK;
+        token[cell[r]] = (int32_t)(from + first_equal(logits + r * V + from, V - from < BLOCK ? V - from : BLOCK, highest));
+    });
+}
+
+// token[cell[r]]: drawn from row r of p by u[cell[r]]; -1 in dead cells, and where nothing can be drawn.
+void inverse_cdf(const float* p, const int32_t* cell, int64_t live, const float* u, int32_t* token, int64_t R, int64_t V) {
+    const int64_t B = blocks_of(V);
+    static thread_local std::vector<double> sums;
+    if ((int64_t)sums.size() < R * B) sums.resize(R * B);
+    double* part = sums.data();
+    for (int64_t i = 0; i < R; ++i) token[i] = -1;
+    parallel_for(live * B, live * V * 8, [&](int64_t t) {
+        const int64_t from = t % B * BLOCK;
+        part[t] = hsum(sum_vectors(p + t / B * V + from, V - from < BLOCK ? V - from : BLOCK));
+    });
+    for (int64_t r = 0; r < live; ++r) token[cell[r]] = draw(p + r * V, V, part + r * B, u[cell[r]]);
+}
+
 }  // namespace
 
 // (logits [R,V], position [R], request [R], count [1], sampling [n,4], banned [n,E], banned_until [n]) -> p [R,V]
@@ -327,21 +373,47 @@ KERNEL sampling_probs(KERNEL_ARGS) {
 
 // (p [R,V], cell [R], count [1], u [n,w]) -> token [n,w]
 KERNEL sampling_inverse_cdf(KERNEL_ARGS) {
-    const float* p = (const float*)params[0];
-    const int32_t* cell = (const int32_t*)params[1];
-    const float* u = (const float*)params[3];
-    int32_t* token = (int32_t*)params[4];
-    const int64_t R = shapes[0][0], V = shapes[0][1], B = blocks_of(V);
-    const int64_t live = live_rows((const int32_t*)params[2], R), cells = shapes[3][0] * shapes[3][1];
-    static thread_local std::vector<double> sums;
-    if ((int64_t)sums.size() < R * B) sums.resize(R * B);
-    double* part = sums.data();
-    for (int64_t i = 0; i < cells; ++i) token[i] = -1;
-    parallel_for(live * B, live * V * 8, [&](int64_t t) {
-        const int64_t from = t % B * BLOCK;
-        part[t] = hsum(sum_vectors(p + t / B * V + from, V - from < BLOCK ? V - from : BLOCK));
-    });
-    for (int64_t r = 0; r < live; ++r) token[cell[r]] = draw(p + r * V, V, part + r * B, u[cell[r]]);
+    const int64_t R = shapes[0][0];
+    inverse_cdf((const float*)params[0], (const int32_t*)params[1], live_rows((const int32_t*)params[2], R), (const float*)params[3],
+                (int32_t*)params[4], R, shapes[0][1]);
+    return 0;
+}
+
+// (logits [R,V], cell [R], count [1], tables [n,B]) -> token [n,w]: lowest id of the maximum; -1: dead, or not finite
+KERNEL sampling_argmax(KERNEL_ARGS) {
+    const int64_t R = shapes[0][0];
+    argmax((const float*)params[0], (const int32_t*)params[1], live_rows((const int32_t*)params[2], R), (int32_t*)params[4], R, shapes[0][1]);
+    return 0;
+}
+
+// (logits [R,V], position [R], request [R], cell [R], count [1], drafts [n,w-1] or anything if w = 1, sampling [n,4],
+//  banned [n,E], banned_until [n], u [n,w]) -> emitted [n,w], num_emitted [n], num_accepted [n]
+KERNEL sampling_match(KERNEL_ARGS) {
+    const auto* logits = (const float*)params[0];
+    const auto *position = (const int32_t*)params[1], *request = (const int32_t*)params[2], *cell = (const int32_t*)params[3];
+    const auto *drafts = (const int32_t*)params[5], *banned = (const int32_t*)params[7], *until = (const int32_t*)params[8];
+    const auto *sampling = (const float*)params[6], *u = (const float*)params[9];
+    auto *emitted = (int32_t*)params[10], *num_emitted = (int32_t*)params[11], *num_accepted = (int32_t*)params[12];
+    const int64_t R = shapes[0][0], V = shapes[0][1], n = shapes[9][0], w = shapes[9][1];
+    const int64_t live = live_rows((const int32_t*)params[4], R);
+    bool best = true;
+    for (int64_t r = 0; r < live; ++r) best &= greedy(sampling + request[r] * 4) && position[r] + 1 >= until[request[r]];
+    if (best) {
+        argmax(logits, cell, live, emitted, R, V);
+    } else {
+        static thread_local std::vector<float> scratch;
+        if ((int64_t)scratch.size() < R * V) scratch.resize(R * V);
+        probs(logits, position, request, live, sampling, banned, shapes[7][1], until, scratch.data(), live, V);
+        inverse_cdf(scratch.data(), cell, live, u, emitted, R, V);
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        int32_t* tokens = emitted + i * w;
+        int64_t kept = 0;
+        while (kept + 1 < w && drafts[i * (w - 1) + kept] >= 0 && tokens[kept] == drafts[i * (w - 1) + kept]) ++kept;
+        for (int64_t c = kept + 1; c < w; ++c) tokens[c] = -1;
+        num_accepted[i] = (int32_t)kept;
+        num_emitted[i] = (int32_t)kept + 1;
+    }
     return 0;
 }
 

@@ -1,5 +1,6 @@
 // Vectors of 16 floats and the few functions on them that all kernels share.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -34,6 +35,30 @@ static inline float hmax(vf x) {
     float m = x[0];
     for (int i = 1; i < LANES; ++i) m = x[i] > m ? x[i] : m;
     return m;
+}
+
+// The first n of 16 floats; the others are 0, or left alone.
+static inline vf get(const float* p, int64_t n) {
+    if (n >= LANES) return load(p);
+    vf v = vf{};
+    for (int64_t j = 0; j < n; ++j) v[j] = p[j];
+    return v;
+}
+static inline void put(float* y, vf value, int64_t n) {
+    if (n >= LANES)
+        store(y, value);
+    else
+        for (int64_t j = 0; j < n; ++j) y[j] = value[j];
+}
+
+// What an RMS norm multiplies its K inputs with.
+static inline float rms_scale(const float* in, int64_t K, float eps) {
+    vf squares = vf{};
+    for (int64_t k = 0; k < K; k += LANES) {
+        const vf v = get(in + k, K - k);
+        squares += v * v;
+    }
+    return 1.f / std::sqrt(hsum(squares) / static_cast<float>(K) + eps);
 }
 
 // e^x by a degree-6 polynomial on [-ln2/2, ln2/2] (Cephes' coefficients); exactly 1 at 0, 0 below -87.3, about 1 ulp off.

@@ -1,0 +1,96 @@
+"""A small language model of the same vocabulary drafts for the large one.
+
+After Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding" (2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from ms_spec.models.decoder import Decoder
+from ms_spec.models.ops.constants import numbers
+from ms_spec.proposers.base import Site
+from ms_spec.proposers.draw import Draw, draft_probs
+
+
+def build(config: Any, backend: Any, site: Site) -> DraftModelProposer:
+    """The draft checkpoint as a decoder with caches of its own."""
+    shape, drafts = site.draft.shape, config.num_speculative_tokens
+    model = Decoder(shape, backend, site.num_blocks, site.block_size, site.max_len, site.dtype)
+    probs = None
+    if config.draft_sample_method == "probabilistic":
+        probs = draft_probs(site.max_num_seqs, drafts, site.target.config.vocab_size)
+    known = min(shape.vocab_size, site.target.config.vocab_size)
+    token_map = None if shape.vocab_size == site.target.config.vocab_size else np.arange(known)
+    return DraftModelProposer(backend, model, drafts, probs, token_map)
+
+
+class DraftModelProposer(nn.Cell):
+    """Feeds the model what was committed, then its own drafts, one by one.
+
+    See :class:`ms_spec.proposers.base.Proposer`. The model's cache holds all committed tokens, the newest included:
+    each step feeds it what the step committed. The last accepted draft was never fed when it was drafted, and the
+    others are fed again, now that they count.
+    """
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(
+        self, backend: Any, model: Decoder, num_drafts: int, probs: Any = None, token_map: np.ndarray | None = None
+    ) -> None:
+        super().__init__()
+        self.model, self.num_drafts = model, num_drafts
+        self.dense, self.probs = probs is not None, probs
+        self.known = None if token_map is None else len(token_map)
+        self.take = backend.TakeRows()
+        self.draw = Draw(backend, probs, token_map)
+        self.zero = Tensor(np.zeros(1, np.int32))
+
+    def grids(self, width: int) -> Sequence[int]:
+        """The committed tokens with the one before them, and a single draft."""
+        return (width + 1, 1)
+
+    def weights(self) -> list[Any]:
+        """Those of a Hugging Face language model."""
+        return self.model.weights()
+
+    def known_ids(self, tokens):
+        """Padding of the larger vocabulary is no token of the text; should one come all the same, another stands in."""
+        return tokens if self.known is None else ops.minimum(tokens, self.known - 1)
+
+    def logits(self, state, rows):
+        """Of the ids that both models have."""
+        logits = self.model.head(state, rows)
+        return logits if self.known is None else logits[:, : self.known]
+
+    def construct(
+        self, history, slot, length, tokens, following, last, start, rows, features, limit, bounds, sampling, uniforms
+    ):
+        # The token at `start` was the newest of the step before, and fed then; only a prompt's first token was not.
+        first = ops.select(start == 0, tokens[:, 0], -1).reshape(-1, 1)
+        fed = self.model.rows(self.known_ids(ops.cat((first, following), 1)), start, rows[5], bounds[0])
+        state = self.model(fed)[-1]
+        newest = ops.gather_elements(following, 1, last.reshape(-1, 1))
+        width, request = following.shape[1] + 1, numbers(start.shape[0])
+        at, position = request * width + last + 1, start + last + 1
+        # One row a request, the newest token's; dead where nothing is to be drafted.
+        one = self.model.rows(self.alive(newest, limit, 0), position, rows[5], bounds[-1])
+        state = self.take(state, fed, at.reshape(-1, 1), one)
+        drafts: tuple[Any, ...] = ()
+        for place in range(self.num_drafts):
+            token = self.draw(self.logits(state, one), one, place, slot, sampling, uniforms[:, place : place + 1])
+            drafts += (token,)
+            if place + 1 < self.num_drafts:
+                position = position + 1
+                one = self.model.rows(self.alive(token, limit, place + 1), position, rows[5], bounds[-1])
+                state = self.model(one)[-1]
+        ids = ops.cat(drafts, 1)
+        return ids, (ids >= 0).astype(limit.dtype).sum(1).astype(limit.dtype)
+
+    def alive(self, token, limit, place):
+        """token int32 [n, 1], -1 where draft number ``place`` is not wanted."""
+        return ops.select(limit.reshape(-1, 1) > place, token, -1)
