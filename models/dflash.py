@@ -55,15 +55,13 @@ class Dflash(nn.Cell):
         self.causal = s.causal
         self.own_embeddings = s.own_embeddings
         self.embedding = backend.Embedding(s.vocab_size, s.hidden_size, dtype) if s.own_embeddings else target.embedding
-        self.layers = nn.CellList(
-            [DecoderLayer(s, backend, geometry, self.cos, self.sin, dtype) for _ in range(s.num_layers)]
-        )
+        layers = [DecoderLayer(s, backend, geometry, self.cos, self.sin, dtype) for _ in range(s.num_layers)]
+        self.layers = nn.CellList(backend.fuse(layers))
         # Keys and values of a position's context are one linear map for all layers: it sees none of their inputs.
         self.fc = backend.Linear(s.hidden_size, len(s.aux_layers) * s.target_hidden_size, dtype)
         kv = s.num_layers * 2 * s.num_kv_heads * s.head_dim
         self.context = backend.NormLinear(kv, s.hidden_size, eps, dtype, s.qkv_bias)
-        self.apart = ops.Split(1, s.num_layers)
-        self.writers = nn.CellList([layer.attention.writer() for layer in self.layers])
+        self.write = backend.Writer(list(self.layers))
         tied = None if s.own_head else target.head
         self.head = backend.NormLinear(s.draft_vocab_size, s.hidden_size, eps, dtype, tied=tied)
 
@@ -79,9 +77,7 @@ class Dflash(nn.Cell):
 
     def remember(self, features: tuple, rows: tuple) -> None:
         """Caches the context of the target's rows. features: one [R, target_hidden] for each of ``aux_layers``."""
-        parts = self.apart(self.context(self.fc(ops.cat(features, 1), rows), rows))
-        for i, writer in enumerate(self.writers):
-            writer(parts[i], rows)
+        self.write(self.context(self.fc(ops.cat(features, 1), rows), rows), rows)
 
     def construct(self, rows: tuple) -> Tensor:
         whole = self.block(rows)

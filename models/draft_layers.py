@@ -69,7 +69,7 @@ class FedLayers(nn.Cell):
         self.sin = Parameter(Tensor(np.ascontiguousarray(sin, np.float32)), name="sin", requires_grad=False)
         cache = (num_blocks, block_size, max_len)
         geometry = Geometry(s.num_heads, s.num_kv_heads, s.head_dim, *cache, s.rms_norm_eps, s.qk_norm)
-        self.first = FedLayer(s, inner, backend, geometry, self.cos, self.sin, dtype)
+        self.first = backend.fuse([FedLayer(s, inner, backend, geometry, self.cos, self.sin, dtype)])[0]
         more = [DecoderLayer(s, backend, geometry, self.cos, self.sin, dtype) for _ in range(1, s.num_layers)]
         self.more = nn.CellList(backend.fuse(more) if more else [])
 

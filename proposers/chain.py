@@ -14,7 +14,7 @@ from typing import Any
 from mindspore import nn, ops
 
 from ms_spec.models.ops.constants import numbers
-from ms_spec.proposers.draw import Draw
+from ms_spec.proposers.draw import Draw, counted
 
 
 class ChainProposer(nn.Cell):
@@ -28,6 +28,7 @@ class ChainProposer(nn.Cell):
             ``(rows, context [R, H]) -> [R, H]``: its layers, on the rows' tokens and positions;
             ``logits(state [R, H], rows) -> [R, Vd]`` and ``recycled(state, rows) -> [R, H]``: of what it returned;
             ``weights()``.
+        max_len: positions from here on have no place in the cache.
         compact: rows of rejected tokens are dead. Otherwise they are computed, and mean nothing.
         token_map: see :class:`ms_spec.proposers.draw.Draw`.
 
@@ -36,10 +37,17 @@ class ChainProposer(nn.Cell):
     """
 
     def __init__(
-        self, backend: Any, head: nn.Cell, num_drafts: int, probs: Any, token_map: Any = None, compact: bool = False
+        self,
+        backend: Any,
+        head: nn.Cell,
+        num_drafts: int,
+        max_len: int,
+        probs: Any,
+        token_map: Any = None,
+        compact: bool = False,
     ) -> None:
         super().__init__()
-        self.head, self.num_drafts = head, num_drafts
+        self.head, self.num_drafts, self.max_len = head, num_drafts, max_len
         self.taps: tuple[int, ...] = tuple(head.taps)
         self.dense, self.probs = probs is not None, probs
         self.compact = compact
@@ -70,7 +78,8 @@ class ChainProposer(nn.Cell):
         state = self.head(fed, context)
         newest = ops.gather_elements(following, 1, last.reshape(-1, 1))
         position = start + last
-        one = self.head.rows(self.alive(newest, limit, 0), position, rows[5], bounds[-1])
+        end = ops.minimum(position + limit, self.max_len)  # one row for each draft that is wanted
+        one = self.head.rows(newest, position, rows[5], bounds[-1], end)
         state = self.take(state, fed, (request * width + last).reshape(-1, 1), one)
         drafts: tuple[Any, ...] = ()
         for place in range(self.num_drafts):
@@ -80,13 +89,9 @@ class ChainProposer(nn.Cell):
             if place + 1 < self.num_drafts:
                 context, before = self.head.recycled(state, one), one
                 position = position + 1
-                one = self.head.rows(self.alive(token, limit, place + 1), position, rows[5], bounds[-1])
+                one = self.head.rows(token, position, rows[5], bounds[-1], end)
                 if start.shape[0] > 1:  # a single request's row stays where it is
                     context = self.take(context, before, request.reshape(-1, 1), one)
                 state = self.head(one, context)
         ids = ops.cat(drafts, 1)
-        return ids, (ids >= 0).astype(limit.dtype).sum(1).astype(limit.dtype)
-
-    def alive(self, token, limit, place):
-        """token int32 [n, 1], -1 where draft number ``place`` is not wanted."""
-        return ops.select(limit.reshape(-1, 1) > place, token, -1)
+        return ids, counted(ids)

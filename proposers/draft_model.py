@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import nn, ops
 
 from ms_spec.models.decoder import Decoder
 from ms_spec.models.ops.constants import numbers
 from ms_spec.proposers.base import Site
-from ms_spec.proposers.draw import Draw, draft_probs
+from ms_spec.proposers.draw import Draw, counted, draft_probs
 
 
 def build(config: Any, backend: Any, site: Site) -> DraftModelProposer:
@@ -26,7 +26,7 @@ def build(config: Any, backend: Any, site: Site) -> DraftModelProposer:
         probs = draft_probs(site.max_num_seqs, drafts, site.target.config.vocab_size)
     known = min(shape.vocab_size, site.target.config.vocab_size)
     token_map = None if shape.vocab_size == site.target.config.vocab_size else np.arange(known)
-    return DraftModelProposer(backend, model, drafts, probs, token_map)
+    return DraftModelProposer(backend, model, drafts, site.max_len, probs, token_map)
 
 
 class DraftModelProposer(nn.Cell):
@@ -40,15 +40,20 @@ class DraftModelProposer(nn.Cell):
     taps: tuple[int, ...] = ()
 
     def __init__(
-        self, backend: Any, model: Decoder, num_drafts: int, probs: Any = None, token_map: np.ndarray | None = None
+        self,
+        backend: Any,
+        model: Decoder,
+        num_drafts: int,
+        max_len: int,
+        probs: Any = None,
+        token_map: np.ndarray | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.num_drafts = model, num_drafts
+        self.model, self.num_drafts, self.max_len = model, num_drafts, max_len
         self.dense, self.probs = probs is not None, probs
         self.known = None if token_map is None else len(token_map)
         self.take = backend.TakeRows()
         self.draw = Draw(backend, probs, token_map)
-        self.zero = Tensor(np.zeros(1, np.int32))
 
     def grids(self, width: int) -> Sequence[int]:
         """The committed tokens with the one before them, and a single draft."""
@@ -77,8 +82,9 @@ class DraftModelProposer(nn.Cell):
         newest = ops.gather_elements(following, 1, last.reshape(-1, 1))
         width, request = following.shape[1] + 1, numbers(start.shape[0])
         at, position = request * width + last + 1, start + last + 1
-        # One row a request, the newest token's; dead where nothing is to be drafted.
-        one = self.model.rows(self.alive(newest, limit, 0), position, rows[5], bounds[-1])
+        # One row a request, the newest token's, and one for each further draft that is wanted.
+        end = ops.minimum(position + limit, self.max_len)
+        one = self.model.rows(newest, position, rows[5], bounds[-1], end)
         state = self.take(state, fed, at.reshape(-1, 1), one)
         drafts: tuple[Any, ...] = ()
         for place in range(self.num_drafts):
@@ -86,11 +92,7 @@ class DraftModelProposer(nn.Cell):
             drafts += (token,)
             if place + 1 < self.num_drafts:
                 position = position + 1
-                one = self.model.rows(self.alive(token, limit, place + 1), position, rows[5], bounds[-1])
+                one = self.model.rows(token, position, rows[5], bounds[-1], end)
                 state = self.model(one)[-1]
         ids = ops.cat(drafts, 1)
-        return ids, (ids >= 0).astype(limit.dtype).sum(1).astype(limit.dtype)
-
-    def alive(self, token, limit, place):
-        """token int32 [n, 1], -1 where draft number ``place`` is not wanted."""
-        return ops.select(limit.reshape(-1, 1) > place, token, -1)
+        return ids, counted(ids)

@@ -17,6 +17,11 @@ def draft_probs(max_num_seqs: int, num_drafts: int, vocab: int) -> Parameter:
     return Parameter(Tensor(np.zeros(shape, np.float32)), name="draft_probs", requires_grad=False)
 
 
+def counted(drafts: Tensor) -> Tensor:
+    """int32 [n]: how many of each request's drafts [n, K] there are."""
+    return (drafts >= 0).astype(drafts.dtype).sum(1).astype(drafts.dtype)
+
+
 class Draw(nn.Cell):
     """(logits [R, Vd], rows in a grid of w columns, place, slot int32 [n], sampling float32 [n, 4], uniforms [n, w])
     -> int32 [n, w], ids of the target's vocabulary; -1 for dead cells and where the logits are no distribution.

@@ -26,7 +26,7 @@ def chain(config: Any, backend: Any, site: Site, head: nn.Cell, token_map: Any =
     drafts, probs = config.num_speculative_tokens, None
     if config.draft_sample_method == "probabilistic":
         probs = draft_probs(site.max_num_seqs, drafts, site.target.config.vocab_size)
-    return ChainProposer(backend, head, drafts, probs, token_map, config.disable_padded_drafter_batch)
+    return ChainProposer(backend, head, drafts, site.max_len, probs, token_map, config.disable_padded_drafter_batch)
 
 
 class EagleHead(nn.Cell):

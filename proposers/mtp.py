@@ -29,7 +29,7 @@ def build(config: Any, backend: Any, site: Site) -> ChainProposer:
     if config.draft_sample_method == "probabilistic":
         probs = draft_probs(site.max_num_seqs, drafts, target.config.vocab_size)
     head = MtpHead(backend, layer, site)
-    return ChainProposer(backend, head, drafts, probs, compact=config.disable_padded_drafter_batch)
+    return ChainProposer(backend, head, drafts, site.max_len, probs, compact=config.disable_padded_drafter_batch)
 
 
 class MtpHead(nn.Cell):

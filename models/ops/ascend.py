@@ -67,7 +67,7 @@ class Rows(nn.Cell):
         self.max_len = max_len
         self.block_size = block_size
 
-    def construct(self, tokens, start, block_tables, bounds):
+    def construct(self, tokens, start, block_tables, bounds, end=None):
         n, w = tokens.shape
         if w > MAX_WIDTH and n > 1:
             raise ValueError("a prefill chunk belongs to one request")
@@ -75,7 +75,8 @@ class Rows(nn.Cell):
         span = blocks * self.block_size
         column = ops.arange(w).astype(ms.int32).reshape(1, w)
         position = start.reshape(n, 1) + column
-        live = ops.logical_and(tokens >= 0, position < self.max_len).astype(ms.int32)
+        before = position < (self.max_len if end is None else end.reshape(n, 1))
+        live = ops.logical_and(tokens >= 0, before).astype(ms.int32)
         token = (tokens * live).reshape(n * w)
         position = (position * live).reshape(n * w)
         tables = (block_tables.reshape(n, 1, blocks) * live.reshape(n, w, 1)).reshape(n * w, blocks)
@@ -385,6 +386,9 @@ class AscendOps:
 
     def fuse(self, layers: list[nn.Cell]) -> list[nn.Cell]:
         return layers
+
+    def Writer(self, layers: list[Any]) -> nn.Cell:
+        return plain_rows.Writers([layer.attention.writer() for layer in layers])
 
     def NormLinear(
         self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False, tied: Any = None

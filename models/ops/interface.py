@@ -47,8 +47,10 @@ class Backend(Protocol):
     """Prompt lengths, rising, that are worth a prefill graph; longer prompts take several calls."""
 
     def Rows(self, max_len: int, block_size: int) -> Any:
-        """(tokens int32 [n, w] (-1: none), start int32 [n], block_tables int32 [n, B], bounds int32 [R]) -> rows.
+        """(tokens int32 [n, w] (-1: none), start int32 [n], block_tables int32 [n, B], bounds int32 [R],
+        end int32 [n] = max_len) -> rows.
 
+        Rows at positions from ``end`` on are dead, as if they had no token; it is at most max_len.
         ``bounds``: where ``host_bounds``, upper bounds of the number of positions that each row looks at.
         """
 
@@ -98,12 +100,21 @@ class Backend(Protocol):
         Norms q and k where the geometry says so, rotates them, writes k and v to the cache, attends to all positions
         up to the row's own (after ``Block``: to the request's last). Owns ``k_cache`` and ``v_cache``. Its method
         ``writer()`` makes a Cell (kv [R, 2 kv_heads * head_dim], rows) -> int32 [1] (the number of rows) that does
-        the same to keys and values, in the same caches, and attends to nothing. Only for an Attention that stands
-        alone: a layer that ``fuse`` has taken writes to other caches.
+        the same to keys and values, in the same caches, and attends to nothing; only for an Attention that stands
+        alone, see ``Writer`` for fused layers.
         """
 
     def fuse(self, layers: list[Any]) -> list[Any]:
-        """Cells that do what the decoder layers do, all of one shape, in fewer operations where that is faster."""
+        """Cells that do what the decoder layers do, all of one shape, in fewer operations where that is faster.
+
+        Layers are called with (x, rows), or, where ``qkv`` has no norm, with (z, residual, rows).
+        """
+
+    def Writer(self, layers: list[Any]) -> Any:
+        """(kv [R, L * 2 kv_heads * head_dim], rows) -> int32 [1]: the ``writer()`` of L layers at once.
+
+        ``layers``: all that one ``fuse`` gave.
+        """
 
     def Pick(self) -> Any:
         """(x [R, H], rows) -> (x [1, H], rows): the last live row of a prefill chunk, as rows of their own."""

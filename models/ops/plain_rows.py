@@ -26,6 +26,21 @@ class TakeRows(nn.Cell):
         return ops.select(there.reshape(-1, 1), taken, ops.zeros_like(taken))
 
 
+class Writers(nn.Cell):
+    """(kv [R, L * 2 kv_heads * D], rows) -> int32 [1]: each part goes to the cache of its own layer."""
+
+    def __init__(self, writers: list[nn.Cell]) -> None:
+        super().__init__()
+        self.apart = ops.Split(1, len(writers))
+        self.writers = nn.CellList(writers)
+
+    def construct(self, kv: Tensor, rows: tuple) -> Tensor:
+        parts = self.apart(kv)
+        for i, writer in enumerate(self.writers):
+            writer(parts[i], rows)
+        return rows[4]
+
+
 class Stamp(nn.Cell):
     """(x int32) -> (x, int32 [2] zeros): no clock can be read from inside a graph here."""
 

@@ -101,10 +101,12 @@ class Rows(nn.Cell):
         super().__init__()
         self.max_len, self.block_size = max_len, block_size
 
-    def construct(self, tokens: Tensor, start: Tensor, block_tables: Tensor, bounds: Tensor) -> tuple:
+    def construct(
+        self, tokens: Tensor, start: Tensor, block_tables: Tensor, bounds: Tensor, end: Tensor | None = None
+    ) -> tuple:
         n, w = tokens.shape
         grid = start.reshape(n, 1) + ops.arange(w).astype(ms.int32).reshape(1, w)
-        live = ops.logical_and(tokens >= 0, grid < self.max_len)
+        live = ops.logical_and(tokens >= 0, grid < (self.max_len if end is None else end.reshape(n, 1)))
         token = ops.select(live, tokens, ops.zeros_like(tokens)).reshape(-1)
         position = ops.select(live, grid, ops.zeros_like(grid))
         block = ops.gather_elements(block_tables, 1, (position // self.block_size).astype(ms.int32))
@@ -340,3 +342,6 @@ class ReferenceOps:
 
     def fuse(self, layers: list[nn.Cell]) -> list[nn.Cell]:
         return layers
+
+    def Writer(self, layers: list[Any]) -> nn.Cell:
+        return plain_rows.Writers([layer.attention.writer() for layer in layers])

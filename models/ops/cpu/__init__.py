@@ -36,6 +36,7 @@ class CpuOps:
     NgramLookup = sampling.NgramLookup
     Stamp = clock.Stamp
     fuse = staticmethod(layers.fuse)
+    Writer = staticmethod(layers.Writer)
 
     def __init__(self) -> None:
         library()  # raises NoCompiler here, not in the middle of a network

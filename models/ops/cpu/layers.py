@@ -210,13 +210,13 @@ class Attention(nn.Cell):
 
 
 class WriteKV(nn.Cell):
-    """Rotary embedding and cache write, as its Attention does them, without attention."""
+    """Rotary embedding and cache write, as an Attention does them, or all fused layers, without attention."""
 
-    def __init__(self, attention: Attention) -> None:
+    def __init__(self, owner: Attention | FusedLayer) -> None:
         super().__init__()
-        self.k_cache, self.v_cache = attention.k_cache, attention.v_cache
-        self.cos, self.sin = attention.cos, attention.sin
-        self.k_gamma, self.eps = attention.k_gamma, attention.eps
+        self.k_cache, self.v_cache = owner.k_cache, owner.v_cache
+        self.cos, self.sin = owner.cos, owner.sin
+        self.k_gamma, self.eps = owner.k_gamma, owner.eps
         self.op = kernel("write_kv", lambda *_: [1], lambda *_: ms.int32, mutates=True)
 
     def construct(self, kv: Tensor, rows: tuple) -> Tensor:
@@ -226,48 +226,20 @@ class WriteKV(nn.Cell):
         )
 
 
-class FusedLayer(nn.Cell):
-    """A decoder layer in one kernel, on parameters that hold those of all layers: each costs time at every step."""
-
-    def __init__(self, layer: Any, index: int, shared: dict[str, Any], count: int) -> None:
-        super().__init__()
-        self.numbers = Tensor(np.array([layer.qkv.shape[0], layer.gated.shape[0], index], np.int32))
-        self.cos, self.sin, self.eps = layer.attention.cos, layer.attention.sin, layer.qkv.eps
-        self.k_cache, self.v_cache = shared["k_cache"], shared["v_cache"]
-        self.q_gamma, self.k_gamma = shared["q_gamma"], shared["k_gamma"]
-        self.gamma, self.qkv, self.qkv_bias = shared["gamma"], shared["qkv"], shared["qkv_bias"]
-        self.output, self.output_bias = shared["output"], shared["output_bias"]
-        self.gamma2, self.gate_up = shared["gamma2"], shared["gate_up"]
-        self.gate_bias, self.up_bias = shared["gate_bias"], shared["up_bias"]
-        self.down, self.down_bias = shared["down"], shared["down_bias"]
-        self.op = kernel(f"layer_{layer.qkv.dtype}", lambda *shapes: shapes[0], lambda *_: ms.float32, mutates=True)
-        self.specs_of_layer = layer.weights
-        self.place = {id(own): shared[name] for name, own in _own_parameters(layer).items()}
-        self.part = (index, count)
-
-    def weights(self, at: str) -> list[WeightSpec]:
-        """Those of the layer, as parts of the shared parameters."""
-        specs = self.specs_of_layer(at)
-        return [replace(spec, parameter=self.place[id(spec.parameter)], part=self.part) for spec in specs]
-
-    def construct(self, x: Tensor, rows: tuple) -> Tensor:
-        return self.op(
-            *(x, rows[1], rows[HORIZON], rows[2], rows[4], rows[5], self.cos, self.sin),
-            *(self.k_cache, self.v_cache, self.q_gamma, self.k_gamma, self.gamma, self.qkv, self.qkv_bias),
-            *(self.output, self.output_bias, self.gamma2, self.gate_up, self.gate_bias, self.up_bias),
-            *(self.down, self.down_bias, self.eps, self.numbers),
-        )
+_LAYER = ("k_cache", "v_cache", "q_gamma", "k_gamma", "gamma", "qkv", "qkv_bias", "output", "output_bias")
+_LAYER += ("gamma2", "gate_up", "gate_bias", "up_bias", "down", "down_bias")
+"""What a decoder layer's kernel takes, in its order."""
 
 
 def _own_parameters(layer: Any) -> dict[str, Any]:
-    """What a decoder layer owns, by the names that its fused twin uses."""
+    """What a decoder layer owns, under those names."""
     qkv, attention, gated = layer.qkv, layer.attention, layer.gated
     return {
         "k_cache": attention.k_cache,
         "v_cache": attention.v_cache,
         "q_gamma": attention.q_gamma,
         "k_gamma": attention.k_gamma,
-        "gamma": qkv.gamma,
+        "gamma": getattr(qkv, "gamma", _NO_BIAS),
         "qkv": qkv.weight,
         "qkv_bias": qkv.bias,
         "output": layer.output.weight,
@@ -281,6 +253,50 @@ def _own_parameters(layer: Any) -> dict[str, Any]:
     }
 
 
+class FusedLayer(nn.Cell):
+    """A decoder layer in one kernel, on parameters that hold those of all layers: each costs time at every step."""
+
+    def __init__(self, layer: Any, index: int, shared: dict[str, Any], count: int) -> None:
+        super().__init__()
+        self.numbers = Tensor(np.array([layer.qkv.shape[0], layer.gated.shape[0], index], np.int32))
+        self.cos, self.sin, self.eps = layer.attention.cos, layer.attention.sin, layer.gated.eps
+        for parameter in _LAYER:
+            setattr(self, parameter, shared[parameter])
+        self.op = self.kernel_of(layer.qkv.dtype)
+        self.specs_of_layer = layer.weights
+        self.place = {id(own): shared[name] for name, own in _own_parameters(layer).items()}
+        self.part = (index, count)
+
+    def kernel_of(self, dtype: str) -> Any:
+        return kernel(f"layer_{dtype}", lambda *shapes: shapes[0], lambda *_: ms.float32, mutates=True)
+
+    def weights(self, at: str) -> list[WeightSpec]:
+        """Those of the layer, as parts of the shared parameters."""
+        specs = self.specs_of_layer(at)
+        return [replace(spec, parameter=self.place[id(spec.parameter)], part=self.part) for spec in specs]
+
+    def call(self, x, rows, *more):
+        return self.op(
+            *(x, rows[1], rows[HORIZON], rows[2], rows[4], rows[5], self.cos, self.sin),
+            *(self.k_cache, self.v_cache, self.q_gamma, self.k_gamma, self.gamma, self.qkv, self.qkv_bias),
+            *(self.output, self.output_bias, self.gamma2, self.gate_up, self.gate_bias, self.up_bias),
+            *(self.down, self.down_bias, self.eps, self.numbers, *more),
+        )
+
+    def construct(self, x: Tensor, rows: tuple) -> Tensor:
+        return self.call(x, rows)
+
+
+class FusedFedLayer(FusedLayer):
+    """The same of a layer that attends to z as it is, and adds to something else."""
+
+    def kernel_of(self, dtype: str) -> Any:
+        return kernel(f"fed_layer_{dtype}", lambda *shapes: shapes[-1], lambda *_: ms.float32, mutates=True)
+
+    def construct(self, z: Tensor, residual: Tensor, rows: tuple) -> Tensor:
+        return self.call(z, rows, residual)
+
+
 def fuse(layers: list[Any]) -> list[FusedLayer]:
     """Decoder layers of one shape, each in one kernel."""
     shared: dict[str, Any] = {}
@@ -291,7 +307,13 @@ def fuse(layers: list[Any]) -> list[FusedLayer]:
             shared[name] = _zeros(name, (len(layers), *own.shape))
         else:  # the loader gives it its shape
             shared[name] = Parameter(Tensor(np.zeros(1), own.dtype), name=name, requires_grad=False)
-    return [FusedLayer(layer, i, shared, len(layers)) for i, layer in enumerate(layers)]
+    made = FusedLayer if isinstance(layers[0].qkv, NormLinear) else FusedFedLayer
+    return [made(layer, i, shared, len(layers)) for i, layer in enumerate(layers)]
+
+
+def Writer(layers: list[FusedLayer]) -> WriteKV:
+    """See :class:`ms_spec.models.ops.interface.Backend`; all layers of one ``fuse`` share their caches."""
+    return WriteKV(layers[0])
 
 
 class WriteHistory(nn.Cell):

@@ -23,12 +23,14 @@ class Rows(nn.Cell):
         self.max_len = Tensor(np.array([max_len], np.int32))
         self.op = kernel(
             "rows",
-            lambda tokens, start, limit: ([tokens[0] * tokens[1]],) * 4 + ([1],),
+            lambda tokens, start, end: ([tokens[0] * tokens[1]],) * 4 + ([1],),
             lambda *_: (ms.int32,) * 5,
         )
 
-    def construct(self, tokens: Tensor, start: Tensor, block_tables: Tensor, bounds: Tensor) -> tuple:
-        token, position, request, cell, count = self.op(tokens, start, self.max_len)
+    def construct(
+        self, tokens: Tensor, start: Tensor, block_tables: Tensor, bounds: Tensor, end: Tensor | None = None
+    ) -> tuple:
+        token, position, request, cell, count = self.op(tokens, start, self.max_len if end is None else end)
         return token, position, request, cell, count, block_tables, position
 
 

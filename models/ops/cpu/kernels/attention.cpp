@@ -317,8 +317,9 @@ KERNEL attention(KERNEL_ARGS) {
     return 0;
 }
 
-// (kv [R, 2 kv_heads D], position [R], request [R], count [1], block_tables [n, B], cos [L, D/2], sin [L, D/2],
-//  k_cache, v_cache, k_gamma [D] or [1], eps [1]) -> count [1]: what attention writes to the caches, and no more
+// (kv [R, L 2 kv_heads D], position [R], request [R], count [1], block_tables [n, B], cos, sin [max_len, D/2],
+//  k_cache, v_cache, k_gamma [D] or [1], eps [1]) -> count [1]: what attention writes to the caches, and no more.
+// L = 1, or the number of layers whose caches and k_gamma stand in one parameter each.
 KERNEL write_kv(KERNEL_ARGS) {
     Problem P;
     const auto* kv = static_cast<float*>(params[0]);
@@ -328,13 +329,19 @@ KERNEL write_kv(KERNEL_ARGS) {
     P.tables = static_cast<int32_t*>(params[4]);
     P.blocks_per_request = shapes[4][1];
     const auto *cos = static_cast<float*>(params[5]), *sin = static_cast<float*>(params[6]);
-    P.caches(params[7], shapes[7], params[8], shapes[8]);
-    const auto* k_gamma = P.gamma(params[9], shapes[9], ndims[9]);
+    const int stacked = ndims[7] == 6;
+    const int64_t layers = stacked ? shapes[7][0] : 1;
+    P.caches(params[7], shapes[7] + stacked, params[8], shapes[8] + stacked);
+    const auto* k_gamma = P.gamma(params[9], shapes[9] + (ndims[9] == 2), 1);
     const float eps = *static_cast<float*>(params[10]);
-    const int64_t keys = P.kv_heads * P.D;
-    parallel_for(P.rows, P.rows * keys * 16, [&](int64_t r) {
-        const float* in = kv + r * 2 * keys;
-        write(P, r, in, in + keys, k_gamma, eps, cos, sin);
+    const int64_t keys = P.kv_heads * P.D, blocks = shapes[7][stacked];
+    parallel_for(P.rows * layers, P.rows * layers * keys * 16, [&](int64_t item) {
+        const int64_t r = item / layers, layer = item % layers;
+        Problem own = P;
+        own.k_cache += layer * blocks * keys * P.block_size;
+        own.v_cache += layer * blocks * P.kv_heads * P.block_size * P.Dp;
+        const float* in = kv + item * 2 * keys;
+        write(own, r, in, in + keys, k_gamma ? k_gamma + layer * P.D : nullptr, eps, cos, sin);
     });
     *static_cast<int32_t*>(params[11]) = static_cast<int32_t>(P.rows);
     return 0;

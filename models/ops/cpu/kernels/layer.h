@@ -35,8 +35,11 @@ struct Slice {
 //  of every layer: k_cache, v_cache, q_gamma, k_gamma, gamma, qkv, qkv_bias, output, output_bias, gamma2, gate_up,
 //  gate_bias, up_bias, down, down_bias,
 //  eps [1], numbers [3] = (columns of qkv, columns of gate, index of the layer)) -> y [R, H]
-template <class W>
+// FED: x is what the layer attends to, without a norm; it adds to one more input behind numbers, residual [R, H].
+template <class W, bool FED = false>
 int layer(void** p, int* ndims, int64_t** s) {
+    void *const residual = p[FED ? 25 : 0], *const y = p[FED ? 26 : 25];
+    int64_t *const residual_shape = s[FED ? 25 : 0], *const y_shape = s[FED ? 26 : 25];
     static thread_local Scratch qkv, attended, middle, gated;
     const auto* numbers = static_cast<int32_t*>(p[24]);
     const auto slice = [&](int at) { return Slice(p[at], s[at], ndims[at], numbers[2], sizeof(float)); };
@@ -45,11 +48,11 @@ int layer(void** p, int* ndims, int64_t** s) {
     const int64_t rows = *static_cast<int32_t*>(p[4]), kv_columns = 2 * k_cache.shape[1] * k_cache.shape[3];
     float* const q = qkv.of(rows, numbers[0]);
     float* const a = attended.of(rows, numbers[0] - kv_columns);
-    float* const m = middle.of(rows, s[0][1]);
+    float* const m = middle.of(rows, residual_shape[1]);
     float* const g = gated.of(rows, numbers[1]);
     {
         const Slice gamma = slice(12), w = weight(13), bias = slice(14);
-        void* params[] = {p[0], gamma.data, p[23], w.data, bias.data, p[4], q};
+        void* params[] = {p[0], FED ? nullptr : gamma.data, p[23], w.data, bias.data, p[4], q};
         int64_t* shapes[] = {s[0], gamma.shape, s[23], w.shape, bias.shape, s[4], qkv.shape};
         norm_linear<W>(params, shapes);
     }
@@ -63,8 +66,8 @@ int layer(void** p, int* ndims, int64_t** s) {
     }
     {
         const Slice w = weight(15), bias = slice(16);
-        void* params[] = {a, p[0], w.data, bias.data, p[4], m};
-        int64_t* shapes[] = {attended.shape, s[0], w.shape, bias.shape, s[4], middle.shape};
+        void* params[] = {a, residual, w.data, bias.data, p[4], m};
+        int64_t* shapes[] = {attended.shape, residual_shape, w.shape, bias.shape, s[4], middle.shape};
         linear_add<W>(params, shapes);
     }
     {
@@ -75,8 +78,8 @@ int layer(void** p, int* ndims, int64_t** s) {
     }
     {
         const Slice w = weight(21), bias = slice(22);
-        void* params[] = {g, m, w.data, bias.data, p[4], p[25]};
-        int64_t* shapes[] = {gated.shape, middle.shape, w.shape, bias.shape, s[4], s[25]};
+        void* params[] = {g, m, w.data, bias.data, p[4], y};
+        int64_t* shapes[] = {gated.shape, middle.shape, w.shape, bias.shape, s[4], y_shape};
         linear_add<W>(params, shapes);
     }
     return 0;
@@ -91,4 +94,5 @@ int layer(void** p, int* ndims, int64_t** s) {
     KERNEL norm_gated_##name(KERNEL_ARGS) { return norm_gated<W>(params, shapes); }   \
     KERNEL linear_add_##name(KERNEL_ARGS) { return linear_add<W>(params, shapes); }   \
     KERNEL embedding_##name(KERNEL_ARGS) { return embedding<W>(params, shapes); }     \
-    KERNEL layer_##name(KERNEL_ARGS) { return layer<W>(params, ndims, shapes); }
+    KERNEL layer_##name(KERNEL_ARGS) { return layer<W>(params, ndims, shapes); }      \
+    KERNEL fed_layer_##name(KERNEL_ARGS) { return layer<W, true>(params, ndims, shapes); }

@@ -5,17 +5,18 @@
 #include "pool.h"
 #include "vec.h"
 
-// (tokens [n, w], start [n], max_len [1]) -> token, position, request, cell [R], count [1]
+// (tokens [n, w], start [n], end [n] or one for all) -> token, position, request, cell [R], count [1]
 KERNEL rows(KERNEL_ARGS) {
     const int64_t n = shapes[0][0], w = shapes[0][1];
     const auto *tokens = static_cast<int32_t*>(params[0]), *start = static_cast<int32_t*>(params[1]);
-    const int32_t max_len = *static_cast<int32_t*>(params[2]);
+    const auto* end = static_cast<int32_t*>(params[2]);
+    const bool one_end = shapes[2][0] == 1;
     int32_t* out[4];
     for (int i = 0; i < 4; ++i) out[i] = static_cast<int32_t*>(params[3 + i]);
     int32_t count = 0;
     for (int64_t cell = 0; cell < n * w; ++cell) {
         const int32_t position = start[cell / w] + static_cast<int32_t>(cell % w);
-        if (tokens[cell] < 0 || position >= max_len) continue;
+        if (tokens[cell] < 0 || position >= end[one_end ? 0 : cell / w]) continue;
         const int32_t row[4] = {tokens[cell], position, static_cast<int32_t>(cell / w), static_cast<int32_t>(cell)};
         for (int i = 0; i < 4; ++i) out[i][count] = row[i];
         ++count;
