@@ -16,6 +16,8 @@ from ms_spec.config_errors import knob, one_line
 from ms_spec.errors import ConfigError
 from ms_spec.extraction import METHOD as EXTRACTION
 from ms_spec.extraction import storage
+from ms_spec.models.ops.limits import MAX_WIDTH
+from ms_spec.proposers import registry
 from ms_spec.speculative_config import SpeculativeConfig
 from ms_spec.vllm_arguments import without_neutral
 
@@ -220,6 +222,13 @@ class EngineConfig(BaseModel):
                     "prefill side (kv_transfer_config.kv_role = 'kv_producer'); use 1"
                 )
             raise _unavailable("kv_transfer_config.kv_role", kv.kv_role, "no kv_transfer_config")
+        ranks = self.speculative_config.draft_tensor_parallel_size if self.speculative_config is not None else None
+        if ranks not in (None, 1, self.tensor_parallel_size):
+            allowed = sorted({1, self.tensor_parallel_size})
+            raise ValueError(
+                f"speculative_config.draft_tensor_parallel_size = {ranks}: must be {' or '.join(map(str, allowed))} "
+                "(1, or tensor_parallel_size); use 1"
+            )
         if self.tensor_parallel_size > 1:
             raise _unavailable("tensor_parallel_size", self.tensor_parallel_size, "1")
         for field in ("enable_expert_parallel", "async_scheduling", "enable_prefix_caching"):
@@ -299,11 +308,14 @@ class EngineConfig(BaseModel):
                 )
 
     def _check_ascend(self) -> None:
-        tokens = self.num_speculative_tokens
-        if tokens > 15:
+        tokens, spec = self.num_speculative_tokens, self.speculative_config
+        more = registry.METHODS[spec.method].more_columns if spec is not None and spec.method else 0
+        most = MAX_WIDTH - 1 - more
+        if tokens > most:
+            added = f", of which method '{spec.method}' adds {more}" if spec is not None and more else ""
             raise ValueError(
-                f"speculative_config.num_speculative_tokens = {tokens}: must be at most 15 on Ascend, whose fused "
-                "attention takes 16 tokens per decode step; use 15"
+                f"speculative_config.num_speculative_tokens = {tokens}: must be at most {most} on Ascend, whose fused "
+                f"attention takes {MAX_WIDTH} tokens per decode step{added}; use {most}"
             )
         if self.dtype in ("float32", "float"):
             raise ValueError(f"dtype = '{self.dtype}': must be auto, bfloat16 or float16 on Ascend; use bfloat16")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ms_spec.config import EngineConfig
 from ms_spec.errors import ConfigError
 from ms_spec.extraction import LAYER_IDS
-from ms_spec.limits import device_of
-from ms_spec.models.ops.limits import MAX_WIDTH
+from ms_spec.limits import default_block_size, device_of
+from ms_spec.models.ops.limits import MAX_WIDTH, check_ascend
 
 if TYPE_CHECKING:
     from ms_spec.models.drafts import Draft
@@ -37,9 +37,13 @@ def choose_draft(config: EngineConfig, target: Loaded) -> tuple[EngineConfig, Dr
         method = spec.method or detect_method(spec.model or "")
         draft = open_draft(method, spec.model, target, overrides)
     except ValueError as error:
-        raise ConfigError(f"speculative_config.model: {error}") from None
+        wrong = any(str(error).startswith(f"{name}:") for name in overrides)
+        field = "draft_model_config.hf_config." if wrong else "model: "
+        raise ConfigError(f"speculative_config.{field}{error}") from None
     tokens = spec.num_speculative_tokens or _suggested(config, draft)
     _check_tokens(draft, tokens)
+    if device_of(config) == "ascend":
+        _check_ascend(config, draft)
     if spec.method == method and spec.num_speculative_tokens == tokens:
         return config, draft
     filled = {**spec.model_dump(exclude_unset=True), "method": method, "num_speculative_tokens": tokens}
@@ -77,6 +81,17 @@ def _suggested(config: EngineConfig, draft: Draft) -> int:
         )
         return MAX_WIDTH - 1
     return tokens
+
+
+def _check_ascend(config: EngineConfig, draft: Draft) -> None:
+    """Whether Ascend's operators can run the draft's layers. Those of mtp are shaped as the target's."""
+    if draft.kv_numbers == 0 or draft.method == "mtp":
+        return
+    shape, size = draft.shape, config.block_size or default_block_size("ascend")
+    try:
+        check_ascend(shape.head_dim, size, "bfloat16", 1, shape.num_heads, shape.num_kv_heads)
+    except ValueError as error:
+        raise ConfigError(f"speculative_config.model: {error}") from None
 
 
 def _check_tokens(draft: Draft, tokens: int) -> None:

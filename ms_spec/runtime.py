@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, Callable, TypeVar
 
 from ms_spec.interrupt import HeldInterrupts, ignore_interrupts
@@ -100,6 +102,26 @@ def use_mode(eager: bool) -> None:
     wanted = ms.PYNATIVE_MODE if eager else ms.GRAPH_MODE
     if ms.get_context("mode") != wanted:
         ms.set_context(mode=wanted)
+
+
+_LOADS = "MS_DEV_SIDE_EFFECT_LOAD_ELIM"
+
+
+@contextmanager
+def caches_in_place() -> Iterator[None]:
+    """Graphs of Ascend read caches where they are.
+
+    By default MindSpore copies a parameter that a graph reads more than once, and so the whole cache of a drafter for
+    each draft. The copies are for graphs that write to it between; ours need what they read for what they write.
+    MindSpore looks at this when it compiles the first graph of the process, and never again.
+    """
+    before = os.environ.get(_LOADS)
+    os.environ[_LOADS] = before or "3"  # no copies
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_LOADS]
 
 
 def setup_mindspore(device: str, eager: bool = False) -> None:

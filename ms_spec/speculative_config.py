@@ -5,7 +5,8 @@ from typing import Any, Literal, Optional
 
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
-from ms_spec.config_errors import knob
+from ms_spec.config_errors import knob, shown
+from ms_spec.errors import unknown_name
 from ms_spec.extraction import METHOD as EXTRACTION
 from ms_spec.extraction import check_speculation, layer_ids
 from ms_spec.proposers import registry
@@ -82,6 +83,7 @@ class SpeculativeConfig(BaseModel):
                 raise ValueError(f"method is missing; it must be one of {', '.join(METHODS)}")
             return self  # the draft checkpoint says it; see ``resolved``
         self._check_owners(method)
+        self._check_overrides()
         if method == EXTRACTION:
             check_speculation(self.num_speculative_tokens, self.draft_model_config)
         if method in _NAMED and self.model is None:
@@ -114,6 +116,18 @@ class SpeculativeConfig(BaseModel):
     def hidden_layer_ids(self) -> tuple[int, ...]:
         """The states that ``extract_hidden_states`` saves, rising, each once."""
         return layer_ids(self.draft_model_config)
+
+    def _check_overrides(self) -> None:
+        """``draft_model_config`` is {"hf_config": {field: value}}."""
+        given = self.draft_model_config or {}
+        for field in given:
+            if field != "hf_config":
+                raise ValueError(unknown_name("draft_model_config field", field, ("hf_config",)))
+        if not isinstance(given.get("hf_config", {}), dict):
+            raise ValueError(
+                f"draft_model_config.hf_config = {shown(given['hf_config'])}: must be a dict of fields of the draft's "
+                'config.json, such as {"rope_theta": 10000}'
+            )
 
     def _check_owners(self, method: str) -> None:
         for field, methods in OWN_FIELDS.items():

@@ -18,9 +18,10 @@ uniforms      float32 [n, w + K]   random numbers in [0, 1): w to verify with (p
 
 Where the device wants bounds, those of the proposer's own grids follow, one tensor each.
 
-The output is int32 [n, 3 + w + K]: number emitted, number accepted, number of next drafts, the emitted tokens (-1
-behind the end), the next drafts. One tensor, because the host pays for each that it reads. With a proposer that is
-``exported`` a prefill step also returns what it taps, float32 [w, taps, hidden], the chunk's tokens first.
+The output is int32 [n, 5 + w + K]: number emitted, number accepted, number of next drafts, when drafting began (two
+numbers, see ``Stamp``), the emitted tokens (-1 behind the end), the next drafts. One tensor, because the host pays for
+each that it reads. With a proposer that is ``exported`` a prefill step also returns what it taps, float32
+[w, taps, hidden], the chunk's tokens first.
 """
 
 from __future__ import annotations

@@ -36,17 +36,19 @@ def _block(num_drafts: int, limit: int) -> int:
 @dataclass(frozen=True)
 class Method:
     """module: where it is built. host: it drafts between steps. lookahead: positions behind a step's tokens that
-    proposing ``limit`` of ``num_drafts`` drafts writes to."""
+    proposing ``limit`` of ``num_drafts`` drafts writes to. more_columns: by how many its widest grid of a decode step
+    exceeds the step's own."""
 
     module: str
     host: bool = False
     lookahead: Callable[[int, int], int] = _nothing
+    more_columns: int = 0
 
 
 METHODS = {
     "ngram": Method("ms_spec.proposers.ngram"),
     "suffix": Method("ms_spec.proposers.suffix", host=True),
-    "draft_model": Method("ms_spec.proposers.draft_model", lookahead=_own_chain),
+    "draft_model": Method("ms_spec.proposers.draft_model", lookahead=_own_chain, more_columns=1),
     "eagle": Method("ms_spec.proposers.eagle", lookahead=_chain),
     "eagle3": Method("ms_spec.proposers.eagle3", lookahead=_chain),
     "medusa": Method("ms_spec.proposers.medusa"),

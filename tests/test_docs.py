@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ms_spec import cli, job
+from ms_spec.speculative_config import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -36,7 +37,7 @@ def snippet(page: Path, name: str) -> str:
 
 def test_the_pages_are_there() -> None:
     names = {str(page.relative_to(ROOT)) for page in PAGES}
-    topics = ("getting-started", "configuration", "verification", "architecture", "performance", "ascend")
+    topics = ("getting-started", "configuration", "verification", "architecture", "performance", "ascend", "methods")
     assert names >= {"README.md", "README.zh-CN.md", "CONTRIBUTING.md", *(f"docs/{topic}.md" for topic in topics)}
 
 
@@ -113,6 +114,51 @@ def test_snippets_run(page: str, name: str, capsys: Any) -> None:
     assert '"smollm2-135m"' in code
     exec(compile(code.replace('"smollm2-135m"', repr(str(tiny_model()))), page, "exec"), {"__name__": "snippet"})
     assert capsys.readouterr().out.strip()
+
+
+def checkpoints(method: str) -> dict[str, Path]:
+    """Tiny ones to put in the place of those that the snippets of ``docs/methods.md`` name."""
+    import tiny_drafts as td
+    from tiny import tiny_model
+
+    if method == "mtp":
+        return {"XiaomiMiMo/MiMo-7B-RL": td.mtp()}
+    if method == "extract_hidden_states":
+        return {"Qwen/Qwen3-8B": tiny_model("qwen3", layers=36, hidden=32, intermediate=32, vocab=300)}
+    models = dict.fromkeys(
+        ("smollm2-135m", "meta-llama/Meta-Llama-3.1-8B-Instruct", "lmsys/vicuna-7b-v1.3", "Qwen/Qwen3-8B"), td.target()
+    )
+    drafts = {
+        "eagle": ("yuhuili/EAGLE-LLaMA3.1-Instruct-8B", td.eagle),
+        "eagle3": ("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", td.eagle3),
+        "medusa": ("FasterDecoding/medusa-vicuna-7b-v1.3", td.medusa),
+        "dflash": ("z-lab/Qwen3-8B-DFlash-b16", td.dflash),
+    }
+    if method in drafts:
+        name, write = drafts[method]
+        models[name] = write()
+    return models
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_a_snippet_that_runs(method: str, capsys: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    """As it stands, but for checkpoints and graphs: tiny ones and none, which takes a second or two."""
+    monkeypatch.chdir(tmp_path)
+    code = snippet(ROOT / "docs/methods.md", method)
+    for name, path in checkpoints(method).items():
+        code = code.replace(f'"{name}"', repr(str(path)))
+    code = code.replace("max_num_seqs=1,", "max_num_seqs=1, enforce_eager=True,")
+    assert f'"{method}"' in code and "enforce_eager" in code
+    exec(compile(code, method, "exec"), {"__name__": "snippet"})
+    assert capsys.readouterr().out.strip()
+
+
+def test_code_that_is_quoted_stands_in_the_file() -> None:
+    page = (ROOT / "docs/add-a-method.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"<!-- from: (.+?) -->\n```python\n(.*?)```", page, re.DOTALL)
+    assert len(quoted) == page.count("```python") > 3
+    for file, code in quoted:
+        assert code in (ROOT / file).read_text(encoding="utf-8"), file
 
 
 def test_every_field_is_documented() -> None:

@@ -74,6 +74,18 @@ WRONG = [
     (spec(disable_padded_drafter_batch=True), "disable_padded_drafter_batch = True: only for method"),
     (spec(draft_sample_method="probabilistic"), "draft_sample_method"),
     (spec(rejection_sample_method="synthetic"), "synthetic.*not available"),
+    (
+        spec(method="eagle", model="x", draft_model_config={"hf_confg": {}}),
+        "unknown speculative_config.* draft_model_config field|draft_model_config.*hf_confg.*hf_config",
+    ),
+    (
+        spec(method="eagle", model="x", draft_model_config={"hf_config": [1]}),
+        r"draft_model_config.hf_config = \[1\]: must be a dict of fields",
+    ),
+    (
+        spec(method="eagle", model="x", draft_tensor_parallel_size=7),
+        "speculative_config.draft_tensor_parallel_size = 7: must be 1 ",
+    ),
     (spec(rejection_sample_method="blok"), "use block"),
     (spec(synthetic_acceptance_length=2.0), "only allowed with rejection_sample_method = 'synthetic'"),
     (spec(num_speculative_tokens_per_batch_size=[[1, 4, 9]]), r"\[1, 4, 9\]: K must be from 0 to .* = 4; use 4"),

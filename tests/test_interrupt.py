@@ -37,6 +37,14 @@ done = []
 """
 
 
+@pytest.fixture(autouse=True)
+def interruptible():
+    """Who starts the tests in the background of a script starts them deaf to Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def run(code: str, **options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", NATIVE + textwrap.dedent(code)]
     return subprocess.run(command, capture_output=True, text=True, cwd=TESTS, check=False, timeout=20, **options)

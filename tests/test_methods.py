@@ -53,31 +53,41 @@ def wanted(of: Any) -> list[list[int]]:
     return ids_of(plain(of), asked(), params())
 
 
-CASES = {
-    "suffix": (target, lambda: None, 15),
-    "draft_model": (target, lambda: td.draft_model(loud=LOUD), 4),
-    "draft_model itself": (target, target, 15),
-    "draft_model once": (target, lambda: td.draft_model(loud=LOUD), 1),
-    "eagle": (target, td.eagle, 4),
-    "eagle3": (target, lambda: td.eagle3(draft_vocab=48, loud=LOUD), 4),
-    "medusa": (target, lambda: td.medusa(loud=LOUD), 4),
-    "mtp": (mimo, lambda: None, 4),
-    "dflash": (target, lambda: td.dflash(block_size=5), 4),
+DRAFTERS = {
+    "suffix": (target, lambda k: None),
+    "draft_model": (target, lambda k: td.draft_model(loud=LOUD)),
+    "eagle": (target, lambda k: td.eagle()),
+    "eagle3": (target, lambda k: td.eagle3(draft_vocab=48, loud=LOUD)),
+    "medusa": (target, lambda k: td.medusa(loud=LOUD, heads=max(k, 2))),
+    "mtp": (mimo, lambda k: None),
+    "dflash": (target, lambda k: td.dflash(block_size=k + 1)),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_output_is_plain_decodings(case):
-    of, draft, k = CASES[case]
-    llm = made(of(), case.split()[0], draft(), k)
+@pytest.mark.parametrize("k", [1, 4, 15])
+@pytest.mark.parametrize("method", DRAFTERS)
+def test_output_is_plain_decodings(method, k):
+    of, draft = DRAFTERS[method]
+    sizes = [8 * (k + 1)] if k != 4 else [k + 1, 8 * (k + 1)]  # a graph for one request costs seconds to compile
+    llm = made(of(), method, draft(k), k, compilation_config={"cudagraph_capture_sizes": sizes})
     together = ids_of(llm, asked(), params())
-    assert llm.metrics().num_preemptions > 0
-    assert llm.metrics().num_accepted_tokens > 0 or case == "eagle"
+    assert llm.metrics().num_preemptions > 0 and llm.metrics().num_draft_tokens > 0
     for i, (ids, one) in enumerate(zip(together, wanted(of))):
         assert ids == one, f"request {i}"
     for i in (1, 2):
-        assert ids_of(llm, [asked()[i]], [params()[i]])[0] == wanted(of)[i]
+        assert ids_of(llm, [asked()[i]], [params()[i]])[0] == wanted(of)[i], f"request {i} alone"
     llm.close()
+
+
+def test_drafts_are_accepted():
+    """What is tested above is not only how drafts are refused: a model agrees with itself, whoever is beside it."""
+    llm = made(target(), "draft_model", target(), 4)
+    assert ids_of(llm, asked(), params()) == wanted(target)
+    metrics = llm.metrics()
+    assert (
+        0 < metrics.num_accepted_tokens < metrics.num_draft_tokens
+    )  # greedy drafts of sampled text are wrong at times
+    assert metrics.num_preemptions > 0
 
 
 def test_requests_are_different():
