@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from ms_spec.models.drafts import MedusaShape
@@ -32,5 +33,6 @@ class MedusaHead(nn.Cell):
 
     def construct(self, x: Tensor, rows: tuple) -> Tensor:
         for layer in self.layers:
-            x = x + ops.silu(layer(x, rows))
+            wide = layer(x, rows).astype(ms.float32)  # documented for half and single precision, not for bfloat16
+            x = x + ops.silu(wide).astype(x.dtype)
         return self.output(x, rows)

@@ -12,9 +12,10 @@ from ms_spec.models.config import ModelConfig
 from ms_spec.models.decoder import Decoder
 from ms_spec.models.ops.ascend import AscendOps
 from ms_spec.models.ops.interface import Backend
-from ms_spec.models.ops.limits import check_ascend, storage_dtype
+from ms_spec.models.ops.limits import MAX_WIDTH, check_ascend, storage_dtype
 from ms_spec.proposers.base import Site
 from ms_spec.runner import ModelRunner
+from ms_spec.runtime import caches_in_place
 from ms_spec.verify.buckets import Buckets
 
 
@@ -59,6 +60,13 @@ def export_graphs(
     num_blocks = max_num_seqs * -(-max_len // block_size) + 1
     target = Decoder(config, backend, num_blocks, block_size, max_len, dtype)
     site = Site(target, None, num_blocks, block_size, max_len, max_num_seqs, dtype)
+    proposer = None if make_proposer is None else make_proposer(backend, site)
+    widest = 0 if proposer is None else max(proposer.grids(num_drafts + 1), default=0)
+    if widest > MAX_WIDTH:
+        raise ValueError(
+            f"num_drafts={num_drafts}: the proposer runs {widest} tokens of a request at once, and Ascend's fused "
+            f"attention takes {MAX_WIDTH} per decode round; use {num_drafts + MAX_WIDTH - widest}"
+        )
     runner = ModelRunner(
         target,
         backend,
@@ -69,14 +77,18 @@ def export_graphs(
         max_len=max_len,
         max_num_seqs=max_num_seqs,
         num_drafts=num_drafts,
-        proposer=None if make_proposer is None else make_proposer(backend, site),
+        proposer=proposer,
         rule_options=rule_options or {},
     )
     return export_runner(runner, folder)
 
 
 def export_runner(runner: ModelRunner, folder: str | Path) -> dict[tuple[str, int, int], Path]:
-    """Exports every graph of ``runner.plan()`` and returns their files."""
+    """Exports every graph of ``runner.plan()`` and returns their files.
+
+    In a process that has compiled graphs before, they may copy caches, see :func:`ms_spec.runtime.caches_in_place`.
+    """
+    caches_in_place()
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     files = {}

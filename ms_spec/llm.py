@@ -66,11 +66,8 @@ class LLM:
         self._lock = threading.RLock()
         if config.distributed_executor_backend is not None:
             _log.info("distributed_executor_backend = %s has no effect here", config.distributed_executor_backend)
-        drafts, budget, seqs = (
-            parts.limits.num_speculative_tokens,
-            parts.limits.max_num_batched_tokens,
-            parts.limits.max_num_seqs,
-        )
+        drafts = 0 if config.speculative_config is None else parts.limits.num_speculative_tokens
+        budget, seqs = config.token_budget, config.max_num_seqs
         if drafts and budget < 2 * seqs:
             _log.warning(
                 "max_num_batched_tokens = %d leaves no room for a draft of each of max_num_seqs = %d requests; use %d",

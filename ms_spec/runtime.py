@@ -9,9 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import Any, Callable, TypeVar
 
 from ms_spec.interrupt import HeldInterrupts, ignore_interrupts
@@ -104,24 +102,14 @@ def use_mode(eager: bool) -> None:
         ms.set_context(mode=wanted)
 
 
-_LOADS = "MS_DEV_SIDE_EFFECT_LOAD_ELIM"
-
-
-@contextmanager
-def caches_in_place() -> Iterator[None]:
-    """Graphs of Ascend read caches where they are.
+def caches_in_place() -> None:
+    """Has the graphs of Ascend read caches where they are. Call it before MindSpore compiles the process's first graph.
 
     By default MindSpore copies a parameter that a graph reads more than once, and so the whole cache of a drafter for
-    each draft. The copies are for graphs that write to it between; ours need what they read for what they write.
-    MindSpore looks at this when it compiles the first graph of the process, and never again.
+    each of its passes. The copies are for graphs that write to it before they are done with what they have read; ours
+    never do.
     """
-    before = os.environ.get(_LOADS)
-    os.environ[_LOADS] = before or "3"  # no copies
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_LOADS]
+    os.environ.setdefault("MS_DEV_SIDE_EFFECT_LOAD_ELIM", "3")
 
 
 def setup_mindspore(device: str, eager: bool = False) -> None:
@@ -151,5 +139,6 @@ def setup_mindspore(device: str, eager: bool = False) -> None:
         raise ValueError(f"device: {device!r} cannot be used on this machine ({reason}); use device='cpu'") from None
     use_mode(eager)
     if device == "ascend":
+        caches_in_place()
         # The kernels behind ReshapeAndCache exist only for graphs launched kernel by kernel with inference boost.
         ms.set_context(jit_config={"jit_level": "O0", "infer_boost": "on"})

@@ -1,11 +1,17 @@
-"""Every graph exports to MindIR without a device, and the files hold the fused operators, wired as they have to be."""
+"""Every graph exports to MindIR without a device, and the files hold the fused operators, wired as they have to be.
+
+Those of methods with weights of their own are in ``test_ascend_export_methods``.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import mindspore as ms
 import pytest
+from mindspore import ops
+from mindspore.ops import auto_generate
 from mindspore.train.mind_ir_pb2 import ModelProto
 
 from ms_spec.export import export_graphs
@@ -41,10 +47,15 @@ DOCUMENTED = {
     "Add", "Argmax", "BroadcastTo", "Cast", "ClampScalar", "Concat", "CumProd", "CumSum", "Div", "EqScalar", "Equal",
     "Exp", "ExpandDims", "FloorDiv", "Gather", "GatherD", "Greater", "GreaterEqual", "Less", "LessEqual",
     "LessScalar", "Log", "LogicalAnd", "LogicalOr", "MaskedFillScalar", "MatMul", "Maximum", "Minimum", "Mul", "Muls",
-    "ReLU", "ReduceAll", "ReduceMax", "ReduceMin", "ReduceSum", "Reshape", "ScatterNdUpdate", "Select", "Sort", "Split",
-    "Squeeze", "Stack", "StridedSlice", "Sub", "SumExt", "TensorScatterElements",
+    "ReLU", "ReduceAll", "ReduceMax", "ReduceMin", "ReduceSum", "Reshape", "ScatterNdUpdate", "Select", "SiLU", "Sort",
+    "Split", "Squeeze", "Stack", "StridedSlice", "Sub", "SumExt", "TensorScatterElements",
 }  # fmt: skip
-"""Plain operators in use; the pages of MindSpore 2.9 name Ascend for each. Look a new one up before it goes here."""
+"""Plain operators in use: what MindSpore says about each names Ascend."""
+PARTS = {
+    "ClampScalar": "clamp", "EqScalar": "eq", "LessScalar": "less", "MaskedFillScalar": "masked_fill", "Muls": "mul",
+    "SumExt": "sum",
+}  # fmt: skip
+"""Operators that have no page of their own, and the functions that MindSpore makes them of."""
 
 
 class Graph:
@@ -56,12 +67,17 @@ class Graph:
         assert not model.functions, "a graph with control flow"
         graph = model.graph
         self.inputs = {self.short(i.name): list(i.tensor[0].dims) for i in graph.input}
-        self.outputs = [list(o.tensor[0].dims) for o in graph.output]
+        self.outputs = [shape for o in graph.output for shape in self.shapes(o)]
         self.parameters = {self.short(p.name): (p.data_type, list(p.dims)) for p in graph.parameter}
         self.nodes = [(self.operator(n), [self.short(i) for i in n.input], self.short(n.output[0])) for n in graph.node]
         self.made_by = {output: (operator, inputs) for operator, inputs, output in self.nodes}
         self.constants = {self.short(n.output[0]): n.attribute[0] for n in graph.node if n.op_type == "Constant"}
         self.count = Counter(operator for operator, _, _ in self.nodes)
+
+    @staticmethod
+    def shapes(output) -> list[list[int]]:
+        tensors = output.tensor or [part.tensors[0] for part in output.attr_info.values]
+        return [list(tensor.dims) for tensor in tensors]
 
     @staticmethod
     def short(name: str) -> str:
@@ -121,6 +137,12 @@ def config(architecture: str, head_dim: int) -> ModelConfig:
         max_position_embeddings=MAX_LEN,
         dtype="bfloat16",
     )
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch):
+    """Exporting sets a variable, which is not for the tests that come after."""
+    monkeypatch.setenv("MS_DEV_SIDE_EFFECT_LOAD_ELIM", "3")
 
 
 def export(architecture, folder, head_dim=128, **options):
@@ -184,6 +206,15 @@ def test_every_graph_exports_with_its_fused_operators(architecture, head_dim, ba
         assert path.name == f"{kind}_{n}x{w}.mindir"
         check(Graph(path), kind, n, w, architecture == "Qwen3ForCausalLM", head_dim)
     assert ms.load(str(path)) is not None
+
+
+@pytest.mark.parametrize("name", sorted(DOCUMENTED))
+def test_every_plain_operator_is_documented_for_ascend(name):
+    """MindSpore's pages are made of these texts. Many refer to a function's."""
+    text = getattr(ops, PARTS.get(name, name), None) or getattr(auto_generate, name)
+    while "Supported Platforms" not in text.__doc__:
+        text = getattr(ops, re.findall(r":func:`mindspore\.ops\.(\w+)`", text.__doc__)[0])
+    assert "``Ascend``" in text.__doc__.partition("Supported Platforms")[2].splitlines()[1]
 
 
 @pytest.mark.parametrize("rule", [{"method": "block", "entropy": True}, {"method": "standard", "entropy": True}])

@@ -452,7 +452,7 @@ NAME = "speculative_config.draft_model_config.hf_config.eagle_aux_hidden_state_l
         (spec(num_speculative_tokens=None), "num_speculative_tokens is missing; it must be 1 .*; use 1"),
         (spec(draft_model_config=None), f"{NAME} is missing; .* must be a list such as"),
         (spec(draft_model_config={"hf_config": {}}), f"{NAME} is missing"),
-        (spec(draft_model_config={"hf_config": 3}), f"{NAME} is missing"),
+        (spec(draft_model_config={"hf_config": 3}), "draft_model_config.hf_config = 3: must be a dict of fields"),
         (ids([]), r"layer_ids = \[\]: must be a list of integers >= 0, at least one"),
         (ids([1, "2"]), 'layer_ids = .1, "2".: must be a list of integers'),
         (ids([True]), "must be a list of integers"),

@@ -34,6 +34,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.ops import auto_generate
 
 from ms_spec.models.ops import plain_rows, plain_sampling
+from ms_spec.models.ops.constants import numbers
 from ms_spec.models.ops.interface import Geometry
 from ms_spec.models.ops.limits import DTYPES, MAX_WIDTH, storage_dtype
 from ms_spec.models.ops.reference import WriteHistory
@@ -55,7 +56,7 @@ class AscendKernels:
 def _mask(horizon: Tensor, span: int, chunk: bool) -> Tensor:
     """uint8, 1 where a row [R] must not look among ``span`` positions, in the form that its kernel takes."""
     rows = horizon.shape[0]
-    hidden = (ops.arange(span).astype(ms.int32).reshape(1, span) > horizon.reshape(rows, 1)).astype(ms.uint8)
+    hidden = (numbers(span).reshape(1, span) > horizon.reshape(rows, 1)).astype(ms.uint8)
     return hidden.reshape(1, 1, rows, span) if chunk else hidden.reshape(rows, 1, span)
 
 
@@ -73,7 +74,7 @@ class Rows(nn.Cell):
             raise ValueError("a prefill chunk belongs to one request")
         blocks = block_tables.shape[1]
         span = blocks * self.block_size
-        column = ops.arange(w).astype(ms.int32).reshape(1, w)
+        column = numbers(w).reshape(1, w)
         position = start.reshape(n, 1) + column
         before = position < (self.max_len if end is None else end.reshape(n, 1))
         live = ops.logical_and(tokens >= 0, before).astype(ms.int32)
@@ -81,8 +82,8 @@ class Rows(nn.Cell):
         position = (position * live).reshape(n * w)
         tables = (block_tables.reshape(n, 1, blocks) * live.reshape(n, w, 1)).reshape(n * w, blocks)
         live = live.reshape(n * w)
-        cell = ops.arange(n * w).astype(ms.int32)
-        request = ops.broadcast_to(ops.arange(n).astype(ms.int32).reshape(n, 1), (n, w)).reshape(n * w)
+        cell = numbers(n * w)
+        request = ops.broadcast_to(numbers(n).reshape(n, 1), (n, w)).reshape(n * w)
         count = Tensor(np.array([n * w], np.int32))
         block = ops.floor_div(position, self.block_size)
         offset = position - block * self.block_size

@@ -10,20 +10,22 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
+from ms_spec.models.ops.constants import numbers
+
 _TINY = 1e-30  # keeps divisions defined; no temperature or sum that matters is smaller
 _INF = float("inf")
 
 
 def _live(rows: tuple) -> Tensor:
     """bool [R]: which rows are not dead."""
-    return ops.arange(rows[0].shape[0]).astype(ms.int32) < rows[4]
+    return numbers(rows[0].shape[0]) < rows[4]
 
 
 def _rows_of_cells(rows: tuple, size: int) -> Tensor:
     """int32 [size]: the row that stands in each cell of the grid; R where there is none."""
     count = rows[0].shape[0]
     cell = ops.select(_live(rows), rows[3], ops.full_like(rows[3], size))  # one spare cell takes the dead rows
-    index = ops.arange(count).astype(ms.int32)
+    index = numbers(count)
     return ops.tensor_scatter_elements(ops.full((size + 1,), count, dtype=ms.int32), cell, index, 0)[:size]
 
 
@@ -56,7 +58,7 @@ class Probs(nn.Cell):
 
     def construct(self, logits, rows, sampling, banned, banned_until):
         vocab = logits.shape[1]
-        ids = ops.arange(vocab).astype(ms.int32)
+        ids = numbers(vocab)
         wanted = ops.gather(sampling, rows[2], 0)
         temperature, top_k, top_p, min_p = wanted[:, 0:1], wanted[:, 1:2], wanted[:, 2:3], wanted[:, 3:4]
 
@@ -138,7 +140,7 @@ class InverseCDF(nn.Cell):
 
 def cut(tokens, num_accepted):
     """tokens int32 [n, w] -> the same with -1 behind the accepted ones and the one that follows them."""
-    column = ops.arange(tokens.shape[1]).astype(ms.int32)
+    column = numbers(tokens.shape[1])
     return ops.select(column <= num_accepted.reshape(-1, 1), tokens, ops.full_like(tokens, -1))
 
 
@@ -205,7 +207,7 @@ class NgramLookup(nn.Cell):
     def construct(self, history, slot, length, limit):
         context = ops.gather(history, slot, 0)
         span = context.shape[1]
-        place = ops.arange(span).astype(ms.int32)
+        place = numbers(span)
         length = length.reshape(-1, 1)
         run = ops.logical_and(place < length - 1, place >= 0)  # an occurrence ends before the context does
         size = ops.zeros_like(context)  # how many ids up to each place equal those at the context's end
@@ -218,7 +220,7 @@ class NgramLookup(nn.Cell):
             size = size + run.astype(ms.int32)
         longest = ops.amax(size, 1, keepdims=True)
         first = ops.amin(ops.select(size == longest, ops.broadcast_to(place, size.shape), ops.full_like(size, span)), 1)
-        column = ops.arange(self.num_drafts).astype(ms.int32)
+        column = numbers(self.num_drafts)
         source = first.reshape(-1, 1) + 1 + column
         found = ops.logical_and(longest >= self.min_n, source < length)
         found = ops.logical_and(found, column < limit.reshape(-1, 1))

@@ -212,7 +212,7 @@ class Attention(nn.Cell):
 class WriteKV(nn.Cell):
     """Rotary embedding and cache write, as an Attention does them, or all fused layers, without attention."""
 
-    def __init__(self, owner: Attention | FusedLayer) -> None:
+    def __init__(self, owner: Attention | LayerKernel) -> None:
         super().__init__()
         self.k_cache, self.v_cache = owner.k_cache, owner.v_cache
         self.cos, self.sin = owner.cos, owner.sin
@@ -226,13 +226,8 @@ class WriteKV(nn.Cell):
         )
 
 
-_LAYER = ("k_cache", "v_cache", "q_gamma", "k_gamma", "gamma", "qkv", "qkv_bias", "output", "output_bias")
-_LAYER += ("gamma2", "gate_up", "gate_bias", "up_bias", "down", "down_bias")
-"""What a decoder layer's kernel takes, in its order."""
-
-
 def _own_parameters(layer: Any) -> dict[str, Any]:
-    """What a decoder layer owns, under those names."""
+    """What a decoder layer owns, by the names that its fused twin uses."""
     qkv, attention, gated = layer.qkv, layer.attention, layer.gated
     return {
         "k_cache": attention.k_cache,
@@ -253,29 +248,31 @@ def _own_parameters(layer: Any) -> dict[str, Any]:
     }
 
 
-class FusedLayer(nn.Cell):
+class LayerKernel(nn.Cell):
     """A decoder layer in one kernel, on parameters that hold those of all layers: each costs time at every step."""
+
+    kernel_name, residual = "", 0
+    """Its kernel without the dtype; the input that it adds to."""
 
     def __init__(self, layer: Any, index: int, shared: dict[str, Any], count: int) -> None:
         super().__init__()
         self.numbers = Tensor(np.array([layer.qkv.shape[0], layer.gated.shape[0], index], np.int32))
         self.cos, self.sin, self.eps = layer.attention.cos, layer.attention.sin, layer.gated.eps
-        for parameter in _LAYER:
-            setattr(self, parameter, shared[parameter])
-        self.op = self.kernel_of(layer.qkv.dtype)
+        for name, parameter in shared.items():
+            setattr(self, name, parameter)
+        # The output is as what the layer adds to: its only [R, hidden] input, or the last.
+        made, like = f"{self.kernel_name}_{layer.qkv.dtype}", self.residual
+        self.op = kernel(made, lambda *shapes: shapes[like], lambda *_: ms.float32, mutates=True)
         self.specs_of_layer = layer.weights
         self.place = {id(own): shared[name] for name, own in _own_parameters(layer).items()}
         self.part = (index, count)
-
-    def kernel_of(self, dtype: str) -> Any:
-        return kernel(f"layer_{dtype}", lambda *shapes: shapes[0], lambda *_: ms.float32, mutates=True)
 
     def weights(self, at: str) -> list[WeightSpec]:
         """Those of the layer, as parts of the shared parameters."""
         specs = self.specs_of_layer(at)
         return [replace(spec, parameter=self.place[id(spec.parameter)], part=self.part) for spec in specs]
 
-    def call(self, x, rows, *more):
+    def call(self, x: Tensor, rows: tuple, *more: Tensor) -> Tensor:
         return self.op(
             *(x, rows[1], rows[HORIZON], rows[2], rows[4], rows[5], self.cos, self.sin),
             *(self.k_cache, self.v_cache, self.q_gamma, self.k_gamma, self.gamma, self.qkv, self.qkv_bias),
@@ -283,21 +280,26 @@ class FusedLayer(nn.Cell):
             *(self.down, self.down_bias, self.eps, self.numbers, *more),
         )
 
+
+class FusedLayer(LayerKernel):
+    """A layer that attends to the norm of what it adds to."""
+
+    kernel_name, residual = "layer", 0
+
     def construct(self, x: Tensor, rows: tuple) -> Tensor:
         return self.call(x, rows)
 
 
-class FusedFedLayer(FusedLayer):
-    """The same of a layer that attends to z as it is, and adds to something else."""
+class FusedFedLayer(LayerKernel):
+    """A layer that attends to z as it is, and adds to something else."""
 
-    def kernel_of(self, dtype: str) -> Any:
-        return kernel(f"fed_layer_{dtype}", lambda *shapes: shapes[-1], lambda *_: ms.float32, mutates=True)
+    kernel_name, residual = "fed_layer", -1
 
     def construct(self, z: Tensor, residual: Tensor, rows: tuple) -> Tensor:
         return self.call(z, rows, residual)
 
 
-def fuse(layers: list[Any]) -> list[FusedLayer]:
+def fuse(layers: list[Any]) -> list[Any]:
     """Decoder layers of one shape, each in one kernel."""
     shared: dict[str, Any] = {}
     for name, own in _own_parameters(layers[0]).items():
@@ -311,7 +313,7 @@ def fuse(layers: list[Any]) -> list[FusedLayer]:
     return [made(layer, i, shared, len(layers)) for i, layer in enumerate(layers)]
 
 
-def Writer(layers: list[FusedLayer]) -> WriteKV:
+def Writer(layers: list[LayerKernel]) -> WriteKV:
     """See :class:`ms_spec.models.ops.interface.Backend`; all layers of one ``fuse`` share their caches."""
     return WriteKV(layers[0])
 
