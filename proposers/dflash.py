@@ -12,6 +12,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from ms_spec.models.dflash import Dflash
+from ms_spec.models.ops.constants import numbers
 from ms_spec.proposers.base import Site
 from ms_spec.proposers.draw import Draw, draft_probs
 
@@ -78,7 +79,7 @@ class DflashProposer(nn.Cell):
         # The output matrix is large: it sees no row that no draft is wanted from.
         wanted = ops.select(self.places < limit, filled[:, 1:], ops.full_like(filled[:, 1:], -1))
         asked = self.network.rows(wanted, position + 1, rows[5], bounds[-1])
-        cells = ops.arange(requests * width).astype(start.dtype).reshape(-1, width)[:, 1:]
+        cells = numbers(requests * width).reshape(-1, width)[:, 1:]
         state = self.take(state, block, cells, asked)
         drafts = self.draw(self.network.head(state, asked), asked, 0, slot, sampling, uniforms)
         # Drafts end at the first that is none.

@@ -6,10 +6,13 @@ import subprocess
 import sys
 
 import pytest
+import tiny_drafts as td
 
-from ms_spec.config import EngineConfig
+from ms_spec.config import ConfigError, EngineConfig
+from ms_spec.draft_choice import choose_draft
 from ms_spec.limits import model_limits
 from ms_spec.models.config import ModelConfig, RopeConfig
+from ms_spec.models.loading import load
 from ms_spec.models.ops.limits import check_ascend, storage_dtype
 
 GOOD = {"head_dim": 64, "block_size": 128, "dtype": "bfloat16", "width": 5, "num_heads": 16, "num_kv_heads": 4}
@@ -107,3 +110,36 @@ def test_an_engine_for_ascend_checks_them_before_it_loads_anything():
     with pytest.raises(ValueError, match="head_dim=40"):
         model_limits(config, model(40))
     assert model_limits(EngineConfig(model="m", device="cpu"), model(40)).block_size == 16
+
+
+@pytest.mark.parametrize(("method", "most"), [("eagle", 15), ("dflash", 15), ("draft_model", 14)])
+def test_the_longest_drafts_of_a_method(method, most):
+    def config(tokens: int) -> EngineConfig:
+        spec = {"method": method, "model": "d", "num_speculative_tokens": tokens}
+        return EngineConfig.parse("m", device="ascend", speculative_config=spec)
+
+    config(most)
+    added = ", of which method 'draft_model' adds 1" if most < 15 else ""
+    with pytest.raises(ConfigError) as caught:
+        config(most + 1)
+    assert str(caught.value) == (
+        f"speculative_config.num_speculative_tokens = {most + 1}: must be at most {most} on Ascend, whose fused "
+        f"attention takes 16 tokens per decode step{added}; use {most}"
+    )
+
+
+def test_a_draft_has_to_keep_to_them_too():
+    target = load(str(td.target(layers=2)))
+
+    def choose(device: str, draft, method: str):
+        spec = {"method": method, "model": str(draft), "num_speculative_tokens": 3}
+        return choose_draft(EngineConfig.parse("m", device=device, speculative_config=spec), target)[1]
+
+    odd = td.dflash(target_layers=2, target_layer_ids=(0, 1), head_dim=40)
+    assert choose("cpu", odd, "dflash").shape.head_dim == 40
+    with pytest.raises(ConfigError, match=r"^speculative_config\.model: head_dim=40: .*multiple of 16.*nearest: 48$"):
+        choose("ascend", odd, "dflash")
+    with pytest.raises(ConfigError, match=r"^speculative_config\.model: head_dim=8: "):
+        choose("ascend", td.draft_model(hidden=32), "draft_model")
+    assert choose("ascend", td.eagle(), "eagle").shape.head_dim == 16
+    assert choose("ascend", td.medusa(), "medusa").kv_numbers == 0

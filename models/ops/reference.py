@@ -13,6 +13,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from ms_spec.models.ops import plain_rows, plain_sampling
+from ms_spec.models.ops.constants import numbers
 from ms_spec.models.ops.interface import Geometry
 from ms_spec.models.weights import WeightSpec
 
@@ -299,7 +300,7 @@ class WriteHistory(nn.Cell):
 
     def construct(self, history: Parameter, slot: Tensor, start: Tensor, tokens: Tensor, count: Tensor) -> Tensor:
         n, w = tokens.shape
-        column = start.reshape(n, 1) + ops.arange(w).astype(ms.int32).reshape(1, w)
+        column = start.reshape(n, 1) + numbers(w).reshape(1, w)
         column = ops.minimum(column, history.shape[1] - 1).astype(ms.int32)
         row = ops.broadcast_to(slot.reshape(n, 1), (n, w))
         ops.ScatterNdUpdate()(history, ops.stack((row, column), -1), tokens)
