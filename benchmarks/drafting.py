@@ -23,12 +23,7 @@ def drafting(bench: Bench) -> Iterator[Figure]:
     """All rows of ngram against plain."""
     sides = Sides(bench, {"plain": bench.engine(), "ngram": bench.engine(DRAFTS)})
     twice = bench.rounds(2)
-    config = {
-        "new_tokens": bench.new_tokens,
-        "chat_template": True,
-        "stops_at_eos": True,
-        **bench.engine_args(DRAFTS),
-    }
+    config = sides.config(DRAFTS)
 
     def figure(name: str, prompts: Sequence[Prompt]) -> Figure:
         return Figure(name, sides.speedup(prompts, "ngram"), sides.details(prompts, "ngram"), config)

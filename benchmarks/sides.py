@@ -22,6 +22,15 @@ class Sides:
         self.tokens = min(tokens or bench.new_tokens, bench.new_tokens)
         self.seen: dict[Prompt, dict[str, list[Answer]]] = {}
 
+    def config(self, drafts: Any) -> dict[str, Any]:
+        """How they were asked, for the record. ``drafts``: see :meth:`benchmarks.bench.Bench.engine_args`."""
+        return {
+            "new_tokens": self.tokens,
+            "chat_template": True,
+            "stops_at_eos": True,
+            **self.bench.engine_args(drafts),
+        }
+
     def ids(self, prompt: Prompt) -> list[int]:
         """The prompt as all sides get it."""
         return self.bench.chat(prompt.text, self.tokens)

@@ -27,12 +27,7 @@ def suffix(bench: Bench) -> Iterator[Figure]:
     plain, llm = bench.engine(), bench.engine(SUFFIX)
     asked = [p for name in CATEGORIES for p in first_of(bench.prompts, name, bench.times(PER_CATEGORY))]
     first = Sides(bench, {"plain": plain, "ngram": bench.engine(DRAFTS), "suffix": llm}, TOKENS)
-    config = {
-        "new_tokens": first.tokens,
-        "chat_template": True,
-        "stops_at_eos": True,
-        **bench.engine_args(SUFFIX),
-    }
+    config = first.config(SUFFIX)
     again = Sides(bench, {"plain": plain, "suffix": llm}, TOKENS)
     if asked:
         forget(llm)

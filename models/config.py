@@ -43,11 +43,9 @@ class RopeConfig:
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """Shape of a decoder-only transformer with RMS norm, rotary positions and a gated SiLU MLP."""
+class LayerShape:
+    """Shape of decoder layers with RMS norm, rotary positions and a gated SiLU MLP."""
 
-    architecture: str
-    vocab_size: int
     hidden_size: int
     intermediate_size: int
     num_layers: int
@@ -60,6 +58,19 @@ class ModelConfig:
     output_bias: bool
     mlp_bias: bool
     qk_norm: bool
+
+    @property
+    def kv_numbers(self) -> int:
+        """Numbers that one position takes in the caches: keys and values of all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class ModelConfig(LayerShape):
+    """Shape of a decoder-only transformer."""
+
+    architecture: str
+    vocab_size: int
     tie_word_embeddings: bool
     max_position_embeddings: int
     dtype: str

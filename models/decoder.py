@@ -5,41 +5,83 @@ from __future__ import annotations
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
-from ms_spec.models.config import ModelConfig
+from ms_spec.models.config import LayerShape, ModelConfig
 from ms_spec.models.ops.interface import Backend, Geometry
 from ms_spec.models.rope import rope_tables
 from ms_spec.models.weights import WeightSpec
 
 
-class DecoderLayer(nn.Cell):
-    """Attention and a gated feed-forward network, each added to the residual stream."""
+def rotary(shape: LayerShape, max_len: int) -> tuple[Parameter, Parameter]:
+    """Cosines and sines, float32 [max_len, head_dim / 2]; all layers share them."""
+    cos, sin = rope_tables(shape.rope, shape.head_dim, max_len)
+    return (
+        Parameter(Tensor(np.ascontiguousarray(cos, np.float32)), name="cos", requires_grad=False),
+        Parameter(Tensor(np.ascontiguousarray(sin, np.float32)), name="sin", requires_grad=False),
+    )
+
+
+def geometry_of(shape: LayerShape, num_blocks: int, block_size: int, max_len: int) -> Geometry:
+    """That of each layer's attention, and of its cache."""
+    heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
+    return Geometry(*heads, num_blocks, block_size, max_len, shape.rms_norm_eps, shape.qk_norm)
+
+
+class Layer(nn.Cell):
+    """Attention to what ``qkv`` [R, (heads + 2 kv_heads) * head_dim] makes of something, and a gated feed-forward
+    network, each added to the residual stream."""
+
+    norms: tuple[str, ...] = ()
+    """Names of the norms that ``qkv`` begins with."""
 
     def __init__(
-        self, config: ModelConfig, backend: Backend, geometry: Geometry, cos: Parameter, sin: Parameter, dtype: str
-    ):
+        self,
+        shape: LayerShape,
+        qkv: nn.Cell,
+        backend: Backend,
+        geometry: Geometry,
+        cos: Parameter,
+        sin: Parameter,
+        dtype: str,
+    ) -> None:
         super().__init__()
-        c, inner = config, geometry.num_heads * geometry.head_dim
-        qkv = inner + 2 * geometry.num_kv_heads * geometry.head_dim
-        self.qkv = backend.NormLinear(qkv, c.hidden_size, c.rms_norm_eps, dtype, c.qkv_bias)
+        s, inner = shape, geometry.num_heads * geometry.head_dim
+        self.qkv = qkv
         self.attention = backend.Attention(geometry, cos, sin)
-        self.output = backend.LinearAdd(c.hidden_size, inner, dtype, c.output_bias)
-        self.gated = backend.NormGatedLinear(c.intermediate_size, c.hidden_size, c.rms_norm_eps, dtype, c.mlp_bias)
-        self.down = backend.LinearAdd(c.hidden_size, c.intermediate_size, dtype, c.mlp_bias)
+        self.output = backend.LinearAdd(s.hidden_size, inner, dtype, s.output_bias)
+        self.gated = backend.NormGatedLinear(s.intermediate_size, s.hidden_size, s.rms_norm_eps, dtype, s.mlp_bias)
+        self.down = backend.LinearAdd(s.hidden_size, s.intermediate_size, dtype, s.mlp_bias)
 
     def weights(self, at: str) -> list[WeightSpec]:
         """Where the layer's weights stand in a Hugging Face checkpoint; ``at`` is the layer's prefix."""
+        norms = (f"{at}.{norm}" for norm in self.norms)
         attn, mlp = f"{at}.self_attn", f"{at}.mlp"
         return [
-            *self.qkv.weights(f"{at}.input_layernorm", f"{attn}.q_proj", f"{attn}.k_proj", f"{attn}.v_proj"),
+            *self.qkv.weights(*norms, f"{attn}.q_proj", f"{attn}.k_proj", f"{attn}.v_proj"),
             *self.attention.weights(f"{attn}.q_norm", f"{attn}.k_norm"),
             *self.output.weights(f"{attn}.o_proj"),
             *self.gated.weights(f"{at}.post_attention_layernorm", f"{mlp}.gate_proj", f"{mlp}.up_proj"),
             *self.down.weights(f"{mlp}.down_proj"),
         ]
 
-    def construct(self, x: Tensor, rows: tuple) -> Tensor:
-        x = self.output(self.attention(self.qkv(x, rows), rows), x, rows)
+    def added(self, z: Tensor, residual: Tensor, rows: tuple) -> Tensor:
+        """The residual stream behind the layer, which attends to z."""
+        x = self.output(self.attention(self.qkv(z, rows), rows), residual, rows)
         return self.down(self.gated(x, rows), x, rows)
+
+
+class DecoderLayer(Layer):
+    """(x [R, hidden], rows) -> [R, hidden]: attends to the norm of what it adds to."""
+
+    norms = ("input_layernorm",)
+
+    def __init__(
+        self, shape: LayerShape, backend: Backend, geometry: Geometry, cos: Parameter, sin: Parameter, dtype: str
+    ) -> None:
+        qkv = backend.NormLinear(geometry.qkv, shape.hidden_size, shape.rms_norm_eps, dtype, shape.qkv_bias)
+        super().__init__(shape, qkv, backend, geometry, cos, sin, dtype)
+
+    def construct(self, x: Tensor, rows: tuple) -> Tensor:
+        return self.added(x, x, rows)
 
 
 class Decoder(nn.Cell):
@@ -61,19 +103,8 @@ class Decoder(nn.Cell):
     ):
         super().__init__()
         self.config = config
-        cos, sin = rope_tables(config.rope, config.head_dim, max_len)
-        self.cos = Parameter(Tensor(np.ascontiguousarray(cos, np.float32)), name="cos", requires_grad=False)
-        self.sin = Parameter(Tensor(np.ascontiguousarray(sin, np.float32)), name="sin", requires_grad=False)
-        geometry = Geometry(
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            num_blocks,
-            block_size,
-            max_len,
-            config.rms_norm_eps,
-            config.qk_norm,
-        )
+        self.cos, self.sin = rotary(config, max_len)
+        geometry = geometry_of(config, num_blocks, block_size, max_len)
         self.rows = backend.Rows(max_len, block_size)
         self.embedding = backend.Embedding(config.vocab_size, config.hidden_size, dtype)
         layers = [DecoderLayer(config, backend, geometry, self.cos, self.sin, dtype) for _ in range(config.num_layers)]

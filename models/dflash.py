@@ -6,15 +6,11 @@ and the block itself, whose rows see each other.
 
 from __future__ import annotations
 
-from typing import Any
+from mindspore import Tensor, nn, ops
 
-import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
-
-from ms_spec.models.decoder import Decoder, DecoderLayer
+from ms_spec.models.decoder import Decoder, DecoderLayer, geometry_of, rotary
 from ms_spec.models.drafts import DflashShape
-from ms_spec.models.ops.interface import Backend, Geometry
-from ms_spec.models.rope import rope_tables
+from ms_spec.models.ops.interface import Backend
 from ms_spec.models.weights import WeightSpec
 
 
@@ -44,13 +40,9 @@ class Dflash(nn.Cell):
         dtype: str,
     ) -> None:
         super().__init__()
-        s: Any = shape  # with the fields of a ModelConfig that a layer reads
-        eps = s.rms_norm_eps
-        cos, sin = rope_tables(s.rope, s.head_dim, max_len)
-        self.cos = Parameter(Tensor(np.ascontiguousarray(cos, np.float32)), name="cos", requires_grad=False)
-        self.sin = Parameter(Tensor(np.ascontiguousarray(sin, np.float32)), name="sin", requires_grad=False)
-        cache = (num_blocks, block_size, max_len)
-        geometry = Geometry(s.num_heads, s.num_kv_heads, s.head_dim, *cache, eps, s.qk_norm)
+        s, eps = shape, shape.rms_norm_eps
+        self.cos, self.sin = rotary(s, max_len)
+        geometry = geometry_of(s, num_blocks, block_size, max_len)
         self.rows, self.block = backend.Rows(max_len, block_size), backend.Block()
         self.causal = s.causal
         self.own_embeddings = s.own_embeddings

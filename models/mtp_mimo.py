@@ -6,8 +6,8 @@ from typing import Any
 
 from mindspore import Tensor, nn, ops
 
-from ms_spec.models.decoder import Decoder, DecoderLayer
-from ms_spec.models.ops.interface import Backend, Geometry
+from ms_spec.models.decoder import Decoder, DecoderLayer, geometry_of
+from ms_spec.models.ops.interface import Backend
 from ms_spec.models.weights import WeightSpec
 
 _AT = "model.mtp_layers.0"
@@ -36,8 +36,7 @@ class MimoMtpLayer(nn.Cell):
     ) -> None:
         super().__init__()
         wide, eps = shape.hidden_size, shape.rms_norm_eps
-        heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-        geometry = Geometry(*heads, num_blocks, block_size, max_len, eps, shape.qk_norm)
+        geometry = geometry_of(shape, num_blocks, block_size, max_len)
         self.token_norm, self.state_norm = backend.Norm(wide, eps), backend.Norm(wide, eps)
         self.project = backend.Linear(wide, 2 * wide, dtype)
         self.layer = backend.fuse([DecoderLayer(shape, backend, geometry, target.cos, target.sin, dtype)])[0]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import Any
 
 from ms_spec.config import EngineConfig
 from ms_spec.draft_choice import choose_draft
 from ms_spec.hidden_states import open_sink
-from ms_spec.limits import device_of, model_limits
+from ms_spec.limits import Limits, device_of, model_limits
 from ms_spec.models.ops import select
 from ms_spec.parts import Parts
 from ms_spec.proposers.registry import build_host_proposer
@@ -36,8 +35,7 @@ def assemble(config: EngineConfig) -> Parts:
     sink = open_sink(config, loaded.config, device)
     graph_thread().run(setup_mindspore, device, config.eager)
     backend = select(device)  # on this thread: Ctrl-C ends the compiler of the kernels
-    runner = graph_thread().run(_build, config, loaded, draft, backend)
-    limits = replace(limits, num_blocks=runner.num_blocks)
+    runner = graph_thread().run(_build, config, limits, loaded, draft, backend)
     return Parts(
         runner,
         limits,
@@ -51,14 +49,14 @@ def assemble(config: EngineConfig) -> Parts:
     )
 
 
-def _build(config: EngineConfig, loaded: Any, draft: Any, backend: Any) -> Any:
+def _build(config: EngineConfig, limits: Limits, loaded: Any, draft: Any, backend: Any) -> Any:
     """On the graph thread."""
     from tqdm import tqdm
 
     from ms_spec.runner import build_runner
 
     check = graph_thread().check
-    runner = build_runner(config, loaded, draft, backend, check)
+    runner = build_runner(config, limits, loaded, draft, backend, check)
     with tqdm(total=len(runner.plan()), desc="compiling", delay=2, dynamic_ncols=True) as bar:
 
         def compiled(graphs: int) -> None:

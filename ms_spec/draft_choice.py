@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ms_spec.models.loading import Loaded
 
 _log = logging.getLogger("ms_spec")
-WITHOUT_CHECKPOINT = ("ngram", "suffix", "extract_hidden_states")
 
 
 def choose_draft(config: EngineConfig, target: Loaded) -> tuple[EngineConfig, Draft | None]:
@@ -28,10 +27,12 @@ def choose_draft(config: EngineConfig, target: Loaded) -> tuple[EngineConfig, Dr
     spec = config.speculative_config
     if config.extracts:
         _check_layers(config, target.config.num_layers)
-    if spec is None or spec.method in WITHOUT_CHECKPOINT:
+    if spec is None:
         return config, None
-    from ms_spec.models.drafts import detect_method, open_draft
+    from ms_spec.models.drafts import METHODS, detect_method, open_draft
 
+    if spec.method is not None and spec.method not in METHODS:
+        return config, None
     overrides: dict[str, Any] = (spec.draft_model_config or {}).get("hf_config", {})
     try:
         method = spec.method or detect_method(spec.model or "")

@@ -17,6 +17,7 @@ import numpy as np
 
 from ms_spec.errors import ConfigError
 from ms_spec.extraction import FOLDER, Storage, storage
+from ms_spec.limits import weights_dtype
 from ms_spec.models.floats import held
 from ms_spec.models.ops.limits import storage_dtype
 
@@ -106,7 +107,7 @@ def open_sink(config: EngineConfig, model: ModelConfig, device: str) -> HiddenSt
     """The sink of an engine, None where it extracts nothing. Raises ConfigError."""
     if not config.extracts or config.kv_transfer_config is None:
         return None
-    dtype = {"auto": model.dtype, "float": "float32", "half": "float16"}.get(config.dtype, config.dtype)
+    dtype = weights_dtype(config, model)
     if device == "ascend":
         dtype, _ = storage_dtype(dtype)
     return HiddenStatesSink(storage(config.kv_transfer_config.model_dump(exclude_unset=True)), dtype)

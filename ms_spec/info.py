@@ -27,7 +27,6 @@ def describe(model: str) -> dict[str, Any]:
         stored[checkpoint.dtype(name)] += math.prod(shape)
     matrices = sum(math.prod(shape) for shape in shapes.values() if len(shape) > 1)
     parameters = sum(stored.values())
-    kv_numbers = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     engine = EngineConfig.parse(model)
     defaults = model_limits(engine, config)
     cache_tokens = defaults.num_blocks * defaults.block_size
@@ -49,12 +48,12 @@ def describe(model: str) -> dict[str, Any]:
         "rope": config.rope.kind,
         "tied_embeddings": config.tie_word_embeddings,
         "weight_bytes": matrices * WIDTH[config.dtype] + (parameters - matrices) * WIDTH["float32"],
-        "kv_cache_bytes_per_token": {device: kv_numbers * width for device, width in CACHE_ITEM_BYTES.items()},
+        "kv_cache_bytes_per_token": {device: config.kv_numbers * width for device, width in CACHE_ITEM_BYTES.items()},
         "defaults": {
             "max_num_seqs": defaults.max_num_seqs,
             "max_model_len": defaults.max_model_len,
             "block_size": defaults.block_size,
-            "kv_cache_bytes": cache_tokens * kv_numbers * CACHE_ITEM_BYTES[device_of(engine)],
+            "kv_cache_bytes": cache_tokens * config.kv_numbers * CACHE_ITEM_BYTES[device_of(engine)],
         },
     }
 

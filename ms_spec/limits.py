@@ -138,18 +138,21 @@ def device_of(config: EngineConfig) -> str:
     return "ascend" if Path("/dev/davinci_manager").exists() else "cpu"
 
 
+def weights_dtype(config: EngineConfig, model: ModelConfig) -> str:
+    """The dtype that weights are to have: float32, bfloat16 or float16."""
+    return {"auto": model.dtype, "float": "float32", "half": "float16"}.get(config.dtype, config.dtype)
+
+
 def model_limits(config: EngineConfig, model: ModelConfig, draft_numbers: int = 0) -> Limits:
     """``limits_for`` of a model. Raises ConfigError.
 
     draft_numbers: what one position takes in the draft's caches, keys and values of all its layers.
     """
     device = device_of(config)
-    numbers = 2 * model.num_layers * model.num_kv_heads * model.head_dim + draft_numbers
+    numbers = model.kv_numbers + draft_numbers
     limits = limits_for(config, model.max_position_embeddings, numbers * CACHE_ITEM_BYTES[device], device)
     if device == "ascend":
-        dtype, _ = storage_dtype(
-            model.dtype if config.dtype == "auto" else {"half": "float16"}.get(config.dtype, config.dtype)
-        )
+        dtype, _ = storage_dtype(weights_dtype(config, model))
         width = limits.num_speculative_tokens + 1
         try:
             check_ascend(model.head_dim, limits.block_size, dtype, width, model.num_heads, model.num_kv_heads)

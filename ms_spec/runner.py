@@ -11,7 +11,7 @@ import numpy as np
 from mindspore import Tensor
 
 from ms_spec.config import EngineConfig
-from ms_spec.limits import device_of, model_limits
+from ms_spec.limits import Limits, device_of, weights_dtype
 from ms_spec.models.decoder import Decoder
 from ms_spec.models.loading import Loaded
 from ms_spec.models.ops.interface import Backend
@@ -264,17 +264,22 @@ class _Watched:
 
 
 def build_runner(
-    config: EngineConfig, loaded: Loaded, draft: Draft | None, backend: Backend, progress: Callable[[], None]
+    config: EngineConfig,
+    limits: Limits,
+    loaded: Loaded,
+    draft: Draft | None,
+    backend: Backend,
+    progress: Callable[[], None],
 ) -> ModelRunner:
     """Loads the weights onto the device and makes the step Cells. Nothing is compiled yet.
 
-    ``progress`` is called now and then; what it raises ends the work.
+    ``limits``: of this configuration, with this draft. ``progress`` is called now and then; what it raises ends the
+    work.
 
     Raises:
         ValueError: a checkpoint does not fit its config.
     """
-    device, limits = device_of(config), model_limits(config, loaded.config, draft.kv_numbers if draft else 0)
-    dtype = {"auto": loaded.config.dtype, "float": "float32", "half": "float16"}.get(config.dtype, config.dtype)
+    device, dtype = device_of(config), weights_dtype(config, loaded.config)
     target = Decoder(loaded.config, backend, limits.num_blocks, limits.block_size, limits.max_model_len, dtype)
     speculation, sampler = config.speculative_config, config.additional_config.rejection_sampler_config
     proposer = None

@@ -62,26 +62,13 @@ class _Step(nn.Cell):
             seen += (self.target.normed(states[-1], rows) if tap < 0 else states[tap],)
         return seen
 
-    def finish(self, seen, newest, emitted, num_emitted, num_accepted, limit, bounds, sampling, uniforms):
-        """Proposes and packs the output.
+    def verify(self, state, rows, slot, tokens, sampling, banned, banned_until, uniforms):
+        """-> emitted, num_emitted, num_accepted, as the rule gives them. Subclasses say which rows are looked at."""
+        raise NotImplementedError
 
-        seen: (slot, length, tokens, start, rows, features); newest: (following int32 [n, w], last int32 [n]).
-        """
-        head = (num_emitted.reshape(-1, 1), num_accepted.reshape(-1, 1))
-        if self.proposer is None:
-            nothing = ops.zeros((emitted.shape[0], 3), emitted.dtype)
-            return ops.cat((*head, nothing, emitted), 1)
-        slot, length, tokens, start, rows, features = seen
-        length, time = self.stamp(length)
-        drafts, counts = self.proposer(
-            self.history, slot, length, tokens, *newest, start, rows, features, limit, bounds, sampling, uniforms
-        )
-        time = ops.broadcast_to(time.reshape(1, 2), (emitted.shape[0], 2))
-        return ops.cat((*head, counts.reshape(-1, 1), time, emitted, drafts), 1)
-
-
-class DecodeStep(_Step):
-    """Verifies w - 1 drafts a request, commits what was accepted and one token more, proposes the next drafts."""
+    def commit(self, slot, tokens, start, emitted, num_emitted, next_token):
+        """Writes the history -> its length int32 [n], following int32 [n, w], last int32 [n] (see Proposer)."""
+        raise NotImplementedError
 
     def construct(
         self,
@@ -98,21 +85,40 @@ class DecodeStep(_Step):
         uniforms,
         *more,
     ):
-        width = tokens.shape[1]
         rows = self.target.rows(tokens, start, block_tables, bounds)
         states = self.target(rows)
-        logits = self.target.head(states[-1], rows)
-        draft_probs = ops.gather(self.proposer.probs, slot, 0)[:, : width - 1] if self.dense and width > 1 else None
-        emitted, num_emitted, num_accepted = self.rule(
-            logits, rows, tokens[:, 1:], draft_probs, sampling, banned, banned_until, uniforms[:, :width]
+        emitted, num_emitted, num_accepted = self.verify(
+            states[-1], rows, slot, tokens, sampling, banned, banned_until, uniforms
         )
+        length, following, last = self.commit(slot, tokens, start, emitted, num_emitted, next_token)
+        head = (num_emitted.reshape(-1, 1), num_accepted.reshape(-1, 1))
+        if self.proposer is None:
+            return ops.cat((*head, ops.zeros((emitted.shape[0], 3), emitted.dtype), emitted), 1)
+        length, time = self.stamp(length)
+        features, drawn = self.features(states, rows), uniforms[:, emitted.shape[1] :]
+        drafts, counts = self.proposer(
+            *(self.history, slot, length, tokens, following, last, start, rows, features),
+            *(limit, more or (bounds,), sampling, drawn),
+        )
+        time = ops.broadcast_to(time.reshape(1, 2), (emitted.shape[0], 2))
+        packed = ops.cat((*head, counts.reshape(-1, 1), time, emitted, drafts), 1)
+        return (packed, ops.stack(features, 1).astype(sampling.dtype)) if self.exported else packed
+
+
+class DecodeStep(_Step):
+    """Verifies w - 1 drafts a request, commits what was accepted and one token more, proposes the next drafts."""
+
+    def verify(self, state, rows, slot, tokens, sampling, banned, banned_until, uniforms):
+        width = tokens.shape[1]
+        logits = self.target.head(state, rows)
+        draft_probs = ops.gather(self.proposer.probs, slot, 0)[:, : width - 1] if self.dense and width > 1 else None
+        return self.rule(logits, rows, tokens[:, 1:], draft_probs, sampling, banned, banned_until, uniforms[:, :width])
+
+    def commit(self, slot, tokens, start, emitted, num_emitted, next_token):
         # Column 0 is written again: after a preemption nothing else has put it there.
         committed = ops.cat((tokens[:, :1], emitted), 1)
         length = self.write(self.history, slot, start, committed, num_emitted + 1)
-        seen = (slot, length, tokens, start, rows, self.features(states, rows))
-        newest = (emitted, num_emitted - 1)
-        drawn = uniforms[:, width:]
-        return self.finish(seen, newest, emitted, num_emitted, num_accepted, limit, more or (bounds,), sampling, drawn)
+        return length, emitted, num_emitted - 1
 
 
 class PrefillStep(_Step):
@@ -122,44 +128,18 @@ class PrefillStep(_Step):
         super().__init__(target, backend, rule, history, proposer)
         self.pick = backend.Pick()
 
-    def construct(
-        self,
-        slot,
-        tokens,
-        start,
-        block_tables,
-        bounds,
-        sampling,
-        banned,
-        banned_until,
-        limit,
-        next_token,
-        uniforms,
-        *more,
-    ):
-        rows = self.target.rows(tokens, start, block_tables, bounds)
-        states = self.target(rows)
-        picked, last_row = self.pick(states[-1], rows)
+    def verify(self, state, rows, slot, tokens, sampling, banned, banned_until, uniforms):
+        picked, last_row = self.pick(state, rows)
         logits = self.target.head(picked, last_row)
-        emitted, num_emitted, num_accepted = self.rule(
-            logits, last_row, tokens[:, :0], None, sampling, banned, banned_until, uniforms[:, :1]
-        )
+        return self.rule(logits, last_row, tokens[:, :0], None, sampling, banned, banned_until, uniforms[:, :1])
+
+    def commit(self, slot, tokens, start, emitted, num_emitted, next_token):
         count = (tokens >= 0).astype(start.dtype).sum(1).astype(start.dtype)
         end = self.write(self.history, slot, start, tokens, count)
         length = self.write(self.history, slot, end, emitted, num_emitted)
-        seen = (slot, length, tokens, start, rows, self.features(states, rows))
-        newest = self.newest(tokens, count - 1, ops.select(next_token >= 0, next_token, emitted[:, 0]))
-        drawn = uniforms[:, 1:]
-        packed = self.finish(
-            seen, newest, emitted, num_emitted, num_accepted, limit, more or (bounds,), sampling, drawn
-        )
-        return (packed, ops.stack(seen[-1], 1).astype(sampling.dtype)) if self.exported else packed
-
-    def newest(self, tokens, last, next_token):
-        """The chunk shifted by one column, ``next_token`` behind its last token."""
-        column = numbers(tokens.shape[1])
-        behind = ops.broadcast_to(next_token.reshape(-1, 1), tokens.shape)
-        following = ops.select(
-            column == last.reshape(-1, 1), behind, ops.cat((tokens[:, 1:], tokens[:, :1] * 0 - 1), 1)
-        )
-        return following, ops.maximum(last, 0)
+        # The chunk moved by one column; behind its last token what follows it.
+        last, newest = count - 1, ops.select(next_token >= 0, next_token, emitted[:, 0])
+        behind = ops.broadcast_to(newest.reshape(-1, 1), tokens.shape)
+        moved = ops.cat((tokens[:, 1:], tokens[:, :1] * 0 - 1), 1)
+        following = ops.select(numbers(tokens.shape[1]) == last.reshape(-1, 1), behind, moved)
+        return length, following, ops.maximum(last, 0)

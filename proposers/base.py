@@ -56,6 +56,22 @@ class Proposer(Protocol):
         """See the class."""
 
 
+class Weightless:
+    """What proposers that only look at what there is have in common: no rows, no weights, no distributions."""
+
+    dense = False
+    probs = None
+    taps: tuple[int, ...] = ()
+
+    def grids(self, width: int) -> Sequence[int]:
+        """None: it runs no rows."""
+        return ()
+
+    def weights(self) -> list[Any]:
+        """None."""
+        return []
+
+
 class HostProposer(Protocol):
     """A method that drafts on the host, between steps. ``key`` names a sequence."""
 

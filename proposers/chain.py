@@ -14,7 +14,14 @@ from typing import Any
 from mindspore import nn, ops
 
 from ms_spec.models.ops.constants import numbers
-from ms_spec.proposers.draw import Draw, counted
+from ms_spec.proposers.base import Site
+from ms_spec.proposers.draw import Draw, counted, draft_probs
+
+
+def chain(config: Any, backend: Any, site: Site, head: nn.Cell, token_map: Any = None) -> ChainProposer:
+    """What ``config`` (``speculative_config``) makes of a head."""
+    drafts, probs = config.num_speculative_tokens, draft_probs(config, site)
+    return ChainProposer(backend, head, drafts, site.max_len, probs, token_map, config.disable_padded_drafter_batch)
 
 
 class ChainProposer(nn.Cell):

@@ -26,10 +26,7 @@ def build(config: Any, backend: Any, site: Site) -> DflashProposer:
             f"{site.max_len}, and sliding windows are not supported; use max_model_len <= {shape.sliding_window}"
         )
     network = Dflash(shape, site.target, backend, site.num_blocks, site.block_size, site.max_len, site.dtype)
-    probs = None
-    if config.draft_sample_method == "probabilistic":
-        probs = draft_probs(site.max_num_seqs, drafts, shape.vocab_size)
-    draw = Draw(backend, probs, shape.token_map)
+    draw = Draw(backend, draft_probs(config, site), shape.token_map)
     return DflashProposer(backend, network, drafts, shape.mask_token_id, shape.aux_layers, draw)
 
 

@@ -9,11 +9,17 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from ms_spec.models.ops.constants import numbers
+from ms_spec.proposers.base import Site
 
 
-def draft_probs(max_num_seqs: int, num_drafts: int, vocab: int) -> Parameter:
-    """Room for the distributions of all requests' drafts, float32 [max_num_seqs + 1, K, V], by slot."""
-    shape = (max_num_seqs + 1, num_drafts, vocab)
+def draft_probs(config: Any, site: Site) -> Parameter | None:
+    """Room for the distributions of all requests' drafts, float32 [max_num_seqs + 1, K, V], by slot.
+
+    None where ``config`` (``speculative_config``) draws no drafts.
+    """
+    if config.draft_sample_method != "probabilistic":
+        return None
+    shape = (site.max_num_seqs + 1, config.num_speculative_tokens, site.target.config.vocab_size)
     return Parameter(Tensor(np.zeros(shape, np.float32)), name="draft_probs", requires_grad=False)
 
 
@@ -68,4 +74,3 @@ class Draw(nn.Cell):
         column = ops.broadcast_to((numbers(w) + place).reshape(1, w), (n, w))
         where = ops.stack((ops.broadcast_to(slot.reshape(-1, 1), (n, w)), column), 2)
         ops.ScatterNdUpdate()(self.probs, where, q)
-        return q

@@ -12,21 +12,12 @@ from mindspore import nn, ops
 
 from ms_spec.models.draft_layers import FedLayers
 from ms_spec.proposers.base import NORMED, Site
-from ms_spec.proposers.chain import ChainProposer
-from ms_spec.proposers.draw import draft_probs
+from ms_spec.proposers.chain import ChainProposer, chain
 
 
 def build(config: Any, backend: Any, site: Site) -> ChainProposer:
     """An EAGLE head beside the target."""
     return chain(config, backend, site, EagleHead(backend, site))
-
-
-def chain(config: Any, backend: Any, site: Site, head: nn.Cell, token_map: Any = None) -> ChainProposer:
-    """What ``config`` (``speculative_config``) makes of a head."""
-    drafts, probs = config.num_speculative_tokens, None
-    if config.draft_sample_method == "probabilistic":
-        probs = draft_probs(site.max_num_seqs, drafts, site.target.config.vocab_size)
-    return ChainProposer(backend, head, drafts, site.max_len, probs, token_map, config.disable_padded_drafter_batch)
 
 
 class EagleHead(nn.Cell):

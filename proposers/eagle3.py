@@ -12,8 +12,7 @@ from mindspore import nn, ops
 
 from ms_spec.models.draft_layers import FedLayers
 from ms_spec.proposers.base import NORMED, Site
-from ms_spec.proposers.chain import ChainProposer
-from ms_spec.proposers.eagle import chain
+from ms_spec.proposers.chain import ChainProposer, chain
 
 
 def build(config: Any, backend: Any, site: Site) -> ChainProposer:

@@ -7,7 +7,7 @@ from typing import Any
 
 from mindspore import nn, ops
 
-from ms_spec.proposers.base import Site
+from ms_spec.proposers.base import Site, Weightless
 
 
 def build(config: Any, backend: Any, site: Site) -> ExtractProposer:
@@ -15,28 +15,18 @@ def build(config: Any, backend: Any, site: Site) -> ExtractProposer:
     return ExtractProposer(config.hidden_layer_ids)
 
 
-class ExtractProposer(nn.Cell):
+class ExtractProposer(Weightless, nn.Cell):
     """Taps the target's states. See :class:`ms_spec.proposers.base.Proposer`.
 
     ``exported``: prefill graphs return what it taps, and no decode graphs are needed.
     """
 
     num_drafts = 1
-    dense = False
-    probs = None
     exported = True
 
     def __init__(self, taps: Sequence[int]) -> None:
         super().__init__()
         self.taps = tuple(taps)
-
-    def grids(self, width: int) -> Sequence[int]:
-        """None: it runs no rows."""
-        return ()
-
-    def weights(self) -> list[Any]:
-        """None."""
-        return []
 
     def construct(
         self, history, slot, length, tokens, following, last, start, rows, features, limit, bounds, sampling, uniforms

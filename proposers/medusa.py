@@ -24,10 +24,8 @@ def build(config: Any, backend: Any, site: Site) -> MedusaProposer:
     heads = [MedusaHead(shape, backend, site.dtype)]
     tied = heads[0].output if shape.shared_output else None
     heads += [MedusaHead(shape, backend, site.dtype, tied) for _ in range(drafts - 1)]
-    probs = None
-    if config.draft_sample_method == "probabilistic":
-        probs = draft_probs(site.max_num_seqs, drafts, shape.vocab_size)
-    return MedusaProposer(backend, heads, backend.Rows(site.max_len, site.block_size), probs, shape.token_map)
+    rows, probs = backend.Rows(site.max_len, site.block_size), draft_probs(config, site)
+    return MedusaProposer(backend, heads, rows, probs, shape.token_map)
 
 
 class MedusaProposer(nn.Cell):

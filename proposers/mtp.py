@@ -12,8 +12,7 @@ from mindspore import nn
 
 from ms_spec.models.mtp_mimo import MimoMtpLayer
 from ms_spec.proposers.base import NORMED, Site
-from ms_spec.proposers.chain import ChainProposer
-from ms_spec.proposers.draw import draft_probs
+from ms_spec.proposers.chain import ChainProposer, chain
 
 LAYERS = {"MiMoForCausalLM": MimoMtpLayer}
 """The target's architecture -> its layer."""
@@ -21,15 +20,11 @@ LAYERS = {"MiMoForCausalLM": MimoMtpLayer}
 
 def build(config: Any, backend: Any, site: Site) -> ChainProposer:
     """The layer on the target's embeddings and output matrix, used again for each further draft."""
-    target, drafts = site.target, config.num_speculative_tokens
+    target = site.target
     layer = LAYERS[target.config.architecture](
         site.draft.shape, target, backend, site.num_blocks, site.block_size, site.max_len, site.dtype
     )
-    probs = None
-    if config.draft_sample_method == "probabilistic":
-        probs = draft_probs(site.max_num_seqs, drafts, target.config.vocab_size)
-    head = MtpHead(backend, layer, site)
-    return ChainProposer(backend, head, drafts, site.max_len, probs, compact=config.disable_padded_drafter_batch)
+    return chain(config, backend, site, MtpHead(backend, layer, site))
 
 
 class MtpHead(nn.Cell):

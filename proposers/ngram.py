@@ -5,12 +5,11 @@ After Saxena, "Prompt Lookup Decoding" (2023). No model, no state: only the hist
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from mindspore import nn
 
-from ms_spec.proposers.base import Site
+from ms_spec.proposers.base import Site, Weightless
 
 
 def build(config: Any, backend: Any, site: Site) -> NgramProposer:
@@ -18,29 +17,17 @@ def build(config: Any, backend: Any, site: Site) -> NgramProposer:
     return NgramProposer(backend, config.prompt_lookup_min, config.prompt_lookup_max, config.num_speculative_tokens)
 
 
-class NgramProposer(nn.Cell):
+class NgramProposer(Weightless, nn.Cell):
     """Drafts what followed the earliest occurrence of the longest n-gram that ends the context.
 
     See :class:`ms_spec.proposers.base.Proposer`. n-grams of ``min_n`` to ``max_n`` ids count; drafts stop at the
     context's end.
     """
 
-    dense = False
-    probs = None
-    taps: tuple[int, ...] = ()
-
     def __init__(self, backend: Any, min_n: int, max_n: int, num_drafts: int) -> None:
         super().__init__()
         self.num_drafts = num_drafts
         self.lookup = backend.NgramLookup(min_n, max_n, num_drafts)
-
-    def grids(self, width: int) -> Sequence[int]:
-        """None: it runs no rows."""
-        return ()
-
-    def weights(self) -> list[Any]:
-        """None."""
-        return []
 
     def construct(
         self, history, slot, length, tokens, following, last, start, rows, features, limit, bounds, sampling, uniforms

@@ -75,6 +75,24 @@ def watched(llm: LLM) -> Any:
         runner.prefill, runner.decode = prefill, decode
 
 
+@contextmanager
+def distributions(llm: LLM) -> Any:
+    """Collects what each decode step keeps of the first request's drafts, float32 [K, V], in the list that it gives."""
+    runner, kept = llm._engine._runner, []
+    decode = runner.decode
+
+    def noted(works: Sequence[Any]) -> Any:
+        results = decode(works)
+        kept.append(runner._proposer.probs.asnumpy()[works[0].slot].copy())
+        return results
+
+    runner.decode = noted
+    try:
+        yield kept
+    finally:
+        runner.decode = decode
+
+
 def check(seen: Sequence[Proposal], reference: Any, least: int = 32) -> None:
     """Every proposal is the reference's (see ``drafts_oracle``), and there are at least ``least`` that can differ."""
     compared = 0
@@ -95,3 +113,22 @@ def ids_of(llm: LLM, asked: Sequence[Sequence[int]], params: Any) -> list[list[i
     assert [output.error for output in outputs] == [None] * len(outputs)
     assert llm._engine.num_free_blocks == llm.limits.num_blocks - 1
     return [sample.token_ids for output in outputs for sample in output.outputs]
+
+
+def check_text(
+    llm: LLM, asked: Sequence[Sequence[int]], tokens: int, reference: Any, plain: Any, alone: bool = True
+) -> None:
+    """All that is proposed is the reference's, some of it right and some wrong, and the text is plain decoding's.
+
+    plain: gives the ids of plain decoding's answers. alone: the prompts are also asked one by one.
+    """
+    before = llm.metrics()
+    with watched(llm) as seen:
+        together = ids_of(llm, asked, greedy(tokens))
+        if alone:
+            assert [ids_of(llm, [ids], greedy(tokens))[0] for ids in asked] == together
+    after = llm.metrics()
+    accepted = after.num_accepted_tokens - before.num_accepted_tokens
+    assert 0 < accepted < after.num_draft_tokens - before.num_draft_tokens
+    check(seen, reference)
+    assert together == plain()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny_drafts as td
 from drafts_oracle import Dflash, Drafted, Target
-from proposals import check, engine, greedy, ids_of, prompts, watched
+from proposals import check, check_text, distributions, engine, greedy, ids_of, prompts, watched
 from safetensors.numpy import load_file, save_file
 
 from ms_spec import LLM, SamplingParams
@@ -59,17 +59,10 @@ def drafting() -> LLM:
 
 
 def test_every_draft_is_the_references():
-    llm, asked = drafting(), prompts()
-    before = llm.metrics()
-    with watched(llm) as seen:
-        together = ids_of(llm, asked, greedy(40))
-        alone = [ids_of(llm, [ids], greedy(40))[0] for ids in asked]
-    after = llm.metrics()
-    assert after.num_preemptions > before.num_preemptions
-    accepted = after.num_accepted_tokens - before.num_accepted_tokens
-    assert 0 < accepted < after.num_draft_tokens - before.num_draft_tokens
-    check(seen, Blocks(draft(block_size=BLOCK), BLOCK))
-    assert together == alone == ids_of(plain(), asked, greedy(40))
+    llm, asked, reference = drafting(), prompts(), Blocks(draft(block_size=BLOCK), BLOCK)
+    before = llm.metrics().num_preemptions
+    check_text(llm, asked, 40, reference, lambda: ids_of(plain(), asked, greedy(40)))
+    assert llm.metrics().num_preemptions > before
 
 
 def test_the_block_ends_where_the_longest_text_does():
@@ -138,17 +131,8 @@ def test_fewer_drafts_are_those_of_a_smaller_block(caplog):
 
 
 def test_drafts_are_drawn_from_the_distributions_that_are_kept():
-    llm, reference, temperature, kept = drawing(), SpecialBlocks(), 1.5, []
-    runner = llm._engine._runner
-    with watched(llm) as seen:
-        decode = runner.decode
-
-        def noting(works):
-            results = decode(works)
-            kept.append(runner._proposer.probs.asnumpy()[works[0].slot].copy())
-            return results
-
-        runner.decode = noting
+    llm, reference, temperature = drawing(), SpecialBlocks(), 1.5
+    with distributions(llm) as kept, watched(llm) as seen:
         ids_of(llm, prompts(1), SamplingParams(temperature=temperature, seed=1, max_tokens=40, ignore_eos=True))
     drawn, best = [], []
     for one, q in zip(seen[-len(kept) :], kept):

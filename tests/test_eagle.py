@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tiny_drafts as td
 from mindspore import Tensor
-from proposals import check, engine, greedy, ids_of, prompts, watched
+from proposals import check_text, distributions, engine, greedy, ids_of, prompts, watched
 from test_draft_ops import make_kit
 
 from ms_spec import SamplingParams
@@ -47,17 +47,8 @@ def reduced(**more: Any):
 
 
 def check_all(llm, draft, kind, alone: bool = True):
-    """Runs the prompts: all drafts are the reference's, some are accepted, and the text is the target's."""
-    before = llm.metrics()
-    with watched(llm) as seen:
-        together = ids_of(llm, prompts(), greedy(30))
-        if alone:
-            assert [ids_of(llm, [ids], greedy(30))[0] for ids in prompts()] == together
-    assert together == plain_ids()
-    check(seen, kind(draft, drafts_oracle.Target(target())))
-    after = llm.metrics()
-    drafts = after.num_draft_tokens - before.num_draft_tokens
-    assert 0 < after.num_accepted_tokens - before.num_accepted_tokens < drafts
+    """All drafts are the reference's, some are accepted, and the text is the target's."""
+    check_text(llm, prompts(), 30, kind(draft, drafts_oracle.Target(target())), plain_ids, alone)
 
 
 def test_eagle():
@@ -76,18 +67,8 @@ def test_drafts_that_are_drawn_and_rejected_rows_that_are_skipped():
     llm = engine(target(), "eagle3", draft, k=K, max_num_seqs=1, max_num_batched_tokens=64, speculative=fields)
     check_all(llm, draft, drafts_oracle.Eagle3, alone=False)
     reference = drafts_oracle.Eagle3(draft, drafts_oracle.Target(target()))
-    runner, kept = llm._engine._runner, []
-    decode = runner.decode
-
-    def noted(works):
-        results = decode(works)
-        kept.append(runner._proposer.probs.asnumpy()[works[0].slot].copy())
-        return results
-
-    runner.decode = noted
-    with watched(llm) as seen:
+    with distributions(llm) as kept, watched(llm) as seen:
         ids_of(llm, [prompts()[2]], SamplingParams(temperature=0.7, seed=5, max_tokens=16, ignore_eos=True))
-    runner.decode = decode
     compared = 0
     for one, probs in zip(seen[1:], kept):  # the first proposal is the prompt's
         text = list(one.ids)

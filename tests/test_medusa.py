@@ -10,7 +10,7 @@ import pytest
 import tiny_drafts as td
 import torch
 from drafts_oracle import Medusa, Target
-from proposals import check, engine, greedy, ids_of, prompts, watched
+from proposals import check, check_text, distributions, engine, greedy, ids_of, prompts, watched
 from safetensors.torch import load_file, save_file
 
 from ms_spec import SamplingParams
@@ -51,36 +51,19 @@ def reduced(heads: int, shared: bool = False, broken: int | None = None):
 
 def test_every_draft_is_the_heads_own(caplog):
     draft = td.medusa(heads=5, loud=LOUD)
-    llm, asked = engine(target(), "medusa", draft, k=4, **ONE_CHUNK), prompts()
+    llm = engine(target(), "medusa", draft, k=4, **ONE_CHUNK)
     assert not caplog.records  # the fifth head is left out, and that is no news
-    before = llm.metrics()
-    with watched(llm) as seen:
-        together = ids_of(llm, asked, greedy(30))
-        alone = [ids_of(llm, [ids], greedy(30))[0] for ids in asked]
-    after = llm.metrics()
-    accepted = after.num_accepted_tokens - before.num_accepted_tokens
-    assert 0 < accepted < after.num_draft_tokens - before.num_draft_tokens
-    check(seen, Medusa(draft, Target(target())))
-    assert together == alone == plain_ids()
+    check_text(llm, prompts(), 30, Medusa(draft, Target(target())), plain_ids)
 
 
-def test_drafts_with_distributions_of_fewer_tokens(monkeypatch):
+def test_drafts_with_distributions_of_fewer_tokens():
     path, speculative = reduced(3), {"draft_sample_method": "probabilistic"}
     llm, asked = engine(target(), "medusa", path, k=3, speculative=speculative, **ONE_CHUNK), prompts()
     reference = Medusa(path, Target(target()))
     with watched(llm) as seen:
         assert ids_of(llm, asked, greedy(30)) == plain_ids()
     check(seen, reference)
-    runner, kept = llm._engine._runner, []
-    decode = runner.decode
-
-    def decode_and_look(works):
-        results = decode(works)
-        kept.append(runner._proposer.probs.asnumpy()[works[0].slot].copy())
-        return results
-
-    monkeypatch.setattr(runner, "decode", decode_and_look)
-    with watched(llm) as seen:
+    with distributions(llm) as kept, watched(llm) as seen:
         ids_of(llm, asked[:1], SamplingParams(temperature=0.7, seed=5, max_tokens=24, ignore_eos=True))
     other = 0
     for one, q in zip(seen[1:], kept):  # the first is the prefill's

@@ -7,7 +7,7 @@ import functools
 import pytest
 import tiny_drafts as td
 from drafts_oracle import Mtp, Target
-from proposals import check, engine, greedy, ids_of, prompts, watched
+from proposals import check, check_text, engine, greedy, ids_of, prompts, watched
 
 from ms_spec.config import EngineConfig
 from ms_spec.draft_choice import choose_draft
@@ -39,16 +39,7 @@ def asked():
 
 
 def test_every_draft_is_the_layers_own():
-    llm = drafting()
-    before = llm.metrics()
-    with watched(llm) as seen:
-        together = ids_of(llm, asked(), greedy(30))
-        alone = [ids_of(llm, [ids], greedy(30))[0] for ids in asked()]
-    after = llm.metrics()
-    accepted = after.num_accepted_tokens - before.num_accepted_tokens
-    assert 0 < accepted < after.num_draft_tokens - before.num_draft_tokens
-    check(seen, Mtp(mimo(), Target(mimo())))
-    assert together == alone == plain_ids()
+    check_text(drafting(), asked(), 30, Mtp(mimo(), Target(mimo())), plain_ids)
 
 
 def test_no_embedding_at_position_0():

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ms_spec.models.config import LayerShape
 from ms_spec.models.drafts import detection, dflash, draft_model, eagle, eagle3, medusa, mtp
 from ms_spec.models.drafts.dflash import DflashShape
-from ms_spec.models.drafts.draft import Draft, LayerShape
+from ms_spec.models.drafts.draft import Draft
 from ms_spec.models.drafts.draft_files import OVERRIDES, DraftFiles
 from ms_spec.models.drafts.eagle import EagleShape
 from ms_spec.models.drafts.eagle3 import Eagle3Shape

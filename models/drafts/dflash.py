@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ms_spec.models.config import boolean, integer
+from ms_spec.models.config import LayerShape, boolean, integer
 from ms_spec.models.drafts import target_fit
 from ms_spec.models.drafts.decoder_layers import layer_fields, numbered
-from ms_spec.models.drafts.draft import Draft, LayerShape, kv_numbers
+from ms_spec.models.drafts.draft import Draft
 from ms_spec.models.drafts.draft_files import DraftFiles
 from ms_spec.models.drafts.draft_head import read_head
 from ms_spec.models.drafts.renamed import RenamedCheckpoint
@@ -92,7 +92,7 @@ def read(files: DraftFiles, target: Loaded) -> Draft:
         checkpoint=head.checkpoint(files.checkpoint, names, _KEPT, embeddings),
         suggested_tokens=block - 1,
         max_tokens=block - 1,
-        kv_numbers=kv_numbers(shape),
+        kv_numbers=shape.kv_numbers,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ms_spec.models.drafts.draft import Draft, kv_numbers
+from ms_spec.models.drafts.draft import Draft
 from ms_spec.models.drafts.target_fit import is_padded
 from ms_spec.models.loading import Loaded
 from ms_spec.models.sources import Source
@@ -22,7 +22,7 @@ def read(source: Source, target: Loaded) -> Draft:
         checkpoint=loaded.checkpoint,
         suggested_tokens=None,
         max_tokens=None,
-        kv_numbers=kv_numbers(loaded.config),
+        kv_numbers=loaded.config.kv_numbers,
     )
 
 

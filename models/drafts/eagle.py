@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ms_spec.models.config import integer
+from ms_spec.models.config import LayerShape, integer
 from ms_spec.models.drafts.decoder_layers import layer_fields, numbered
-from ms_spec.models.drafts.draft import Draft, LayerShape, kv_numbers
+from ms_spec.models.drafts.draft import Draft
 from ms_spec.models.drafts.draft_files import DraftFiles
 from ms_spec.models.drafts.renamed import RenamedCheckpoint
 from ms_spec.models.drafts.target_fit import check_vocabulary, check_width, own_embedding
@@ -56,7 +56,7 @@ def read(files: DraftFiles, target: Loaded) -> Draft:
         checkpoint=RenamedCheckpoint(files.checkpoint, kept),
         suggested_tokens=files.suggested_tokens(),
         max_tokens=None,
-        kv_numbers=kv_numbers(shape),
+        kv_numbers=shape.kv_numbers,
     )
 
 

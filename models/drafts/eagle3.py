@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ms_spec.models.config import boolean, integer, number
+from ms_spec.models.config import LayerShape, boolean, integer, number
 from ms_spec.models.drafts import target_fit
 from ms_spec.models.drafts.decoder_layers import layer_fields, numbered
-from ms_spec.models.drafts.draft import Draft, LayerShape, kv_numbers
+from ms_spec.models.drafts.draft import Draft
 from ms_spec.models.drafts.draft_files import DraftFiles
 from ms_spec.models.drafts.draft_head import read_head
 from ms_spec.models.drafts.renamed import RenamedCheckpoint
@@ -99,7 +99,7 @@ def read(files: DraftFiles, target: Loaded) -> Draft:
         checkpoint=head.checkpoint(files.checkpoint, names, _KEPT, embeddings),
         suggested_tokens=files.suggested_tokens(),
         max_tokens=None,
-        kv_numbers=kv_numbers(shape),
+        kv_numbers=shape.kv_numbers,
     )
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ms_spec.models.config import integer
+from ms_spec.models.config import LayerShape, integer
 from ms_spec.models.drafts.decoder_layers import numbered
-from ms_spec.models.drafts.draft import Draft, LayerShape, kv_numbers
+from ms_spec.models.drafts.draft import Draft
 from ms_spec.models.drafts.renamed import RenamedCheckpoint
 from ms_spec.models.loading import Loaded
 from ms_spec.models.tokenizer import read_json
@@ -78,5 +78,5 @@ def read(folder: Path | None, target: Loaded) -> Draft:
         checkpoint=RenamedCheckpoint(target.checkpoint, {name: name for name in stored}),
         suggested_tokens=said,
         max_tokens=None,
-        kv_numbers=kv_numbers(shape),
+        kv_numbers=shape.kv_numbers,
     )

@@ -36,6 +36,11 @@ class Geometry:
     rms_norm_eps: float
     qk_norm: bool
 
+    @property
+    def qkv(self) -> int:
+        """Width of a row's queries, keys and values together."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
 
 class Backend(Protocol):
     """Constructors of the operations. ``dtype`` is how weights are stored; activations are the backend's choice."""
