@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PROMPTS ?=
+WORKERS ?= 2
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 
 help:
 	@echo "make demo     answers of SmolLM2 with plain and with ngram decoding, side by side"
-	@echo "make test     the whole test suite"
+	@echo "make test     the whole test suite; WORKERS=N runs it in N processes (2), each takes about 4 GB"
 	@echo "make lint     ruff and mypy"
 	@echo "make bench    speed and memory against their targets; PROMPTS=FILE.jsonl takes prompts in Spec-Bench's format"
 	@echo "make setup    only the virtual environment in $(VENV)"
@@ -28,7 +29,7 @@ demo: $(READY)
 	$(BIN)/python scripts/demo.py
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,27 +1,51 @@
 """Ctrl-C while graphs run.
 
-As long as a graph compiles or runs, MindSpore has a handler of its own on SIGINT, and that one ends the process with
-SIGTERM. So whoever waits for a graph blocks SIGINT and waits for the signal and the result together: a thread that
-waits for a signal gets it past all handlers, and the main thread gets it first. It is raised again, for whatever
-handler was there before (as a rule KeyboardInterrupt), when nothing would be left half done.
+MindSpore puts a handler of its own on SIGINT when a graph compiles or runs, and leaves it there; that one ends the
+process with SIGTERM. So whoever waits for a graph blocks SIGINT and waits for the signal and the result together: a
+thread that waits for a signal gets it past all handlers, and the main thread gets it first. It is raised again, for
+whatever handler was there before (as a rule KeyboardInterrupt), when nothing would be left half done.
+
+A main thread that blocks SIGINT and does not wait for it passes it on to threads of other libraries (OpenBLAS has
+one), and there MindSpore's handler would run. So no graph starts before the main thread waits, and none ends before
+the handler is the one from before.
 """
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Callable
 
 _AVAILABLE = hasattr(signal, "sigwaitinfo")
 _WAKE: Any = getattr(signal, "SIGRTMAX", None)
+_sigaction: Any = ctypes.CDLL(None).sigaction if _AVAILABLE else None
 
 
 def ignore_interrupts() -> None:
     """This thread, and those that it starts, are never the ones to get SIGINT."""
     if _AVAILABLE:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+@contextmanager
+def same_handler() -> Iterator[None]:
+    """The handler of SIGINT when this ends is the one when it began. Unlike ``signal.signal``: on any thread."""
+    if not _AVAILABLE:
+        yield
+        return
+    before = ctypes.create_string_buffer(512)  # more than a struct sigaction takes anywhere
+    _sigaction(signal.SIGINT, None, before)
+    try:
+        yield
+    finally:
+        _sigaction(signal.SIGINT, before, None)
 
 
 class HeldInterrupts:
@@ -33,6 +57,7 @@ class HeldInterrupts:
     def __init__(self) -> None:
         self._main = _AVAILABLE and threading.current_thread() is threading.main_thread()
         self._asked = False
+        self._left = False
         self._before: Any = None
 
     def __enter__(self) -> HeldInterrupts:
@@ -45,6 +70,7 @@ class HeldInterrupts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._left = True
         if _AVAILABLE:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         if self._before is not None:
@@ -54,6 +80,17 @@ class HeldInterrupts:
 
     def _note(self, *_: Any) -> None:
         self._asked = self._before != signal.SIG_IGN
+
+    def until_it_waits(self) -> None:
+        """For the thread that does the work, before MindSpore gets it: until the main thread is inside :meth:`wait`."""
+        if not self._main:
+            return
+        status = Path(f"/proc/self/task/{threading.main_thread().native_id}/status")
+        while not self._left and status.exists():
+            blocked = status.read_text().partition("SigBlk:")[2].split(maxsplit=1)[0]
+            if not int(blocked, 16) >> (signal.SIGINT - 1) & 1:  # a signal that is waited for does not count as blocked
+                return
+            time.sleep(0)
 
     def wait(self, future: Future, on_interrupt: Callable[[], None]) -> None:
         """Until the future is done, whatever happens. ``on_interrupt`` is called at Ctrl-C."""

@@ -12,7 +12,7 @@ import threading
 from concurrent.futures import Future
 from typing import Any, Callable, TypeVar
 
-from ms_spec.interrupt import HeldInterrupts, ignore_interrupts
+from ms_spec.interrupt import HeldInterrupts, ignore_interrupts, same_handler
 
 T = TypeVar("T")
 
@@ -22,6 +22,10 @@ class Call(Future):
 
     unwanted = False
     """Whoever waits for it was interrupted."""
+
+    def __init__(self, held: HeldInterrupts) -> None:
+        super().__init__()
+        self.held = held
 
     def give_up(self) -> None:
         """Asks it to end early."""
@@ -45,7 +49,7 @@ class GraphThread:
         if threading.current_thread() is self._thread:
             return function(*args, **kwargs)
         with HeldInterrupts() as held:
-            call = Call()
+            call = Call(held)
             self._work.put((call, function, args, kwargs))
             held.wait(call, call.give_up)
         return call.result()
@@ -61,7 +65,9 @@ class GraphThread:
             call, function, args, kwargs = self._work.get()
             self._running = call
             try:
-                result = function(*args, **kwargs)
+                call.held.until_it_waits()
+                with same_handler():
+                    result = function(*args, **kwargs)
             except BaseException as error:
                 call.set_exception(error)
             else:
