@@ -6,11 +6,9 @@ table's length and a magic word. A file without that end was never finished and 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import struct
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from ms_spec.models.user_cache import atomic_file
 
 _MAGIC = b"MSSPECW1"
 _ALIGN = 64
-_ABANDONED_S = 3600.0
 _log = logging.getLogger("ms_spec")
 
 
@@ -64,11 +61,6 @@ class PackedFile:
 
 def write_packed(path: Path, arrays: Iterable[Iterable[np.ndarray]]) -> None:
     """Writes arrays given in pieces. The file appears under its name when it is complete. OSError if it cannot be."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".{path.name}.*"):  # by a process that was killed while it packed the same weights
-        with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > _ABANDONED_S:
-                left.unlink()
     with atomic_file(path) as stream:
         table: list[dict[str, Any]] = []
         offset = 0

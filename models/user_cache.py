@@ -15,7 +15,8 @@ from typing import BinaryIO
 KINDS = ("kernels", "weights", "tokenizers", "models", "hashes")
 NOWHERE = Path(os.devnull) / "ms-spec"
 """Cannot be made or written."""
-_ABANDONED_S = 24 * 3600.0
+_ABANDONED_S = 3600.0
+"""A file that is being written changes more often."""
 
 
 def cache_root() -> Path:

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import mindspore as ms
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -26,16 +25,6 @@ def lookup(context, min_n, max_n, k, limit):
             if context[begin : begin + size] == context[-size:]:
                 return context[begin + size :][: max(min(k, limit), 0)]
     return []
-
-
-@pytest.fixture(scope="module", params=["plain", "fused"])
-def backend(request):
-    ms.set_context(mode=ms.GRAPH_MODE)
-    if request.param == "plain":
-        return plain_sampling
-    from ms_spec.models.ops.cpu import sampling
-
-    return sampling
 
 
 @pytest.fixture(scope="module")

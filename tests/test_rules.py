@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import flat
-import mindspore as ms
 import numpy as np
 import pytest
 from flat import Flat
@@ -17,16 +16,6 @@ from ms_spec.verify.rules import make_rule
 
 V, K, N = 11, 3, 8
 SAMPLING = np.array([[0, 0, 1, 0], [0.8, 0, 0.95, 0], [1, 4, 1, 0], [1.5, 0, 1, 0.2]], np.float32)
-
-
-@pytest.fixture(scope="module", params=["plain", "fused"])
-def backend(request):
-    ms.set_context(mode=ms.GRAPH_MODE)
-    if request.param == "plain":
-        return plain_sampling
-    from ms_spec.models.ops.cpu import sampling
-
-    return sampling
 
 
 def batch(rng, vocab=V, k=K, n=N, sharp=1.5):

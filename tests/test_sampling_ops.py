@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import flat
-import mindspore as ms
 import numpy as np
 import pytest
 from flat import Flat
 from sampling_oracle import distribution, entropy, inverse_cdf, make_rows
 
-from ms_spec.models.ops import plain_sampling
-
 INF = np.float32(np.inf)
-
-
-@pytest.fixture(scope="module", params=["plain", "fused"])
-def backend(request):
-    ms.set_context(mode=ms.GRAPH_MODE)
-    if request.param == "plain":
-        return plain_sampling
-    from ms_spec.models.ops.cpu import sampling
-
-    return sampling
 
 
 @pytest.fixture(scope="module")
