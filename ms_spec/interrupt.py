@@ -13,25 +13,34 @@ the handler is the one from before.
 from __future__ import annotations
 
 import ctypes
+import functools
+import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Callable
 
 _AVAILABLE = hasattr(signal, "sigwaitinfo")
 _WAKE: Any = getattr(signal, "SIGRTMAX", None)
-_sigaction: Any = ctypes.CDLL(None).sigaction if _AVAILABLE else None
+_sigaction: Any = ctypes.PyDLL(None).sigaction if _AVAILABLE else None
 
 
 def ignore_interrupts() -> None:
     """This thread, and those that it starts, are never the ones to get SIGINT."""
     if _AVAILABLE:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+@functools.cache
+def _main_status(pid: int) -> int | None:
+    """The kernel's account of a process's main thread, kept open; None where there is none to read."""
+    with suppress(OSError):
+        return os.open(f"/proc/{pid}/task/{pid}/status", os.O_RDONLY)
+    return None
 
 
 @contextmanager
@@ -85,9 +94,9 @@ class HeldInterrupts:
         """For the thread that does the work, before MindSpore gets it: until the main thread is inside :meth:`wait`."""
         if not self._main:
             return
-        status = Path(f"/proc/self/task/{threading.main_thread().native_id}/status")
-        while not self._left and status.exists():
-            blocked = status.read_text().partition("SigBlk:")[2].split(maxsplit=1)[0]
+        status = _main_status(os.getpid())
+        while status is not None and not self._left:
+            blocked = os.pread(status, 4096, 0).partition(b"SigBlk:")[2].split(maxsplit=1)[0]
             if not int(blocked, 16) >> (signal.SIGINT - 1) & 1:  # a signal that is waited for does not count as blocked
                 return
             time.sleep(0)
