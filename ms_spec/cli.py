@@ -7,7 +7,7 @@ import re
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated, Optional, TextIO
+from typing import TYPE_CHECKING, Annotated, Optional, TextIO
 
 import typer
 
@@ -16,10 +16,13 @@ from ms_spec import cli_options as options
 from ms_spec.cli_compare import compare
 from ms_spec.cli_options import given, parse_json
 from ms_spec.errors import ClosedPipe, ConfigError, EngineError, OutputError, unknown_name
-from ms_spec.job import DEFAULT_MODEL, Job, Printer, execute, one_line
+from ms_spec.job import DEFAULT_MODEL, Job, Printer, answer, execute, one_line, prepare
 from ms_spec.prompts import Prompt, read_prompts, read_stdin_prompt
 from ms_spec.result_streams import result_file, result_stream
 from ms_spec.terminal import JsonPrinter, TextPrinter, note
+
+if TYPE_CHECKING:
+    from ms_spec.runfile import Run
 
 EXIT_FAILURE, EXIT_MISTAKE, EXIT_INTERRUPT, EXIT_PIPE = 1, 2, 130, 141
 # What a person can cause.
@@ -145,23 +148,63 @@ def _execute(job: Job, out: TextIO, as_json: bool, show_drafts: bool) -> int:
 
 @app.command(name="run")
 def run_file(
-    config: Annotated[str, typer.Argument(metavar="CONFIG.yaml", help="The run file.")],
+    config: Annotated[str, typer.Argument(metavar="CONFIG.yaml", help="The run file, or a mindformers predict file.")],
     changes: Annotated[
         Optional[list[str]], typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as sampling_params.seed=1.")
     ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Find what is wrong with it, loading no weights, and stop.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep the results that its output file has and answer the rest.")
+    ] = False,
 ) -> int:
     """Run a YAML file: the same options as `generate`, written down."""
     from ms_spec.runfile import load_run
 
     run = load_run(config, changes)
+    if run.no_effect:
+        note(f"[no effect here: {', '.join(run.no_effect)}]")
+    if resume and run.output is None:
+        raise ConfigError("--resume goes on with a file of results: add output: FILE")
+    if check:
+        return _check(config, run, resume)
     if run.output is None:
-        if run.json and run.show_drafts:
-            raise ConfigError("show_drafts colours text, json prints none: set one of them")
         with result_stream() as out:
             return _execute(run.job, out, run.json, run.show_drafts)
-    with result_file(run.output) as out:
-        code = _execute(run.job, out, True, False)
-    note(f"[{len(run.job.prompts)} results in {run.output}]")
+    if run.output.exists() and not run.output.is_file():
+        if resume:
+            raise ConfigError(f"output: {run.output} is a device; --resume goes on with a file")
+        with result_file(run.output) as out:
+            return _execute(run.job, out, True, False)
+    return _fill(run.job, run.output, resume)
+
+
+def _check(config: str, run: "Run", resume: bool) -> int:
+    from ms_spec.check import check
+    from ms_spec.results_file import answered, result_keys
+
+    params = prepare(run.job)
+    there = len(answered(run.output, result_keys(run.job, params))) if resume and run.output else 0
+    lines = check(run, params)
+    print("\n".join([f"{config} is sound", *lines] + [f"resume    {there} results are there"] * resume))
+    return 0
+
+
+def _fill(job: Job, output: Path, resume: bool) -> int:
+    """Runs a job into a file of results."""
+    from ms_spec.results_file import complete, result_keys, results_file
+
+    params = prepare(job)
+    keys = result_keys(job, params)
+    if resume and complete(output, keys):
+        note(f"[all {len(keys)} results are in {output} already]")
+        return 0
+    with results_file(output, keys, resume) as results, redirect_stdout(sys.stderr):
+        if results.lines:
+            note(f"[{len(results.lines)} of {len(keys)} results are there]")
+        code = answer(job, params, results, set(results.lines))
+    note(f"[{len(keys)} results in {output}]")
     return code
 
 
