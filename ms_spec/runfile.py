@@ -12,7 +12,7 @@ from ms_spec.job import Job, engine_names
 from ms_spec.mindformers_yaml import as_run_file, is_mindformers
 from ms_spec.prompts import Prompt, from_record, read_prompts
 from ms_spec.vllm_arguments import NEUTRAL
-from ms_spec.yaml_file import load_yaml, override
+from ms_spec.yaml_file import BASE, load_yaml, override
 
 OWN_KEYS = ("prompts", "sampling_params", "chat", "batch", "output", "json", "show_drafts")
 
@@ -80,7 +80,7 @@ def load_run(path: str | Path, changes: list[str] | None = None) -> Run:
         config, no_effect = as_run_file(config, {*known, *NEUTRAL})
     for name in config:
         if name not in known and name not in NEUTRAL:
-            raise ConfigError(unknown_name("option", name, known, NEUTRAL))
+            raise ConfigError(unknown_name("option", name, known, (*NEUTRAL, BASE)))
     sampling = config.pop("sampling_params", None) or {}
     if not isinstance(sampling, dict):
         raise ConfigError(f"sampling_params: must be a mapping, got {sampling!r:.60}")

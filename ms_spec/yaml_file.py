@@ -93,6 +93,8 @@ def override(config: dict[str, Any], change: str) -> None:
     name, sign, text = change.partition("=")
     if not sign or not name.strip():
         raise ConfigError(f"expected key=value, got {change!r}")
+    if name.strip() == BASE:
+        raise ConfigError(f"{BASE}: is read before anything is changed; name it in the file")
     try:
         value = _numbers(yaml.safe_load(text))
     except yaml.YAMLError:

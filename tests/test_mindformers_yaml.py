@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -169,6 +170,21 @@ def test_a_file_runs_with_our_network(tmp_path: Path, capsys: Any) -> None:
         messages = [[{"role": "user", "content": text}] for text in ("The quick brown fox", "Numbers such as 12")]
         outputs = llm.chat(messages, SamplingParams(temperature=0.0, max_tokens=12), use_tqdm=False)
     assert found == [output.outputs[0].token_ids for output in outputs] and len(found[0]) > 1
+
+
+def test_the_files_that_mindformers_brings() -> None:
+    """Every predict file of the package, as it is but for the prompts."""
+    found = [file for file in importlib.metadata.files("mindformers") or () if file.match("predict_*.yaml")]
+    assert len(found) > 5
+    for file in found:
+        written = yaml.safe_load(file.read_text(encoding="utf-8"))
+        run = load_run(str(file.locate()), ["prompts=[a]", "use_parallel=true"])
+        engine = run.job.engine
+        assert engine["model"] == (written.get("pretrained_model_dir") or written["load_checkpoint"])
+        assert engine["tensor_parallel_size"] == written["parallel_config"]["model_parallel"]
+        assert engine["dtype"] == written["model"]["model_config"]["compute_dtype"]
+        assert engine.get("num_gpu_blocks_override") == written["model"]["model_config"].get("num_blocks")
+        assert "context.max_device_memory" in run.no_effect and "trainer" in run.no_effect
 
 
 BASES = {

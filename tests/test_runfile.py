@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from fake_llm import FakeLLM
 
-from ms_spec import cli, job
+from ms_spec import LLM, SamplingParams, cli, job
+from ms_spec.config import EngineConfig
 from ms_spec.job import prepare
 from ms_spec.runfile import load_run
 
@@ -93,6 +95,8 @@ def test_prompt_files_lie_beside_the_run_file(file: Path, tmp_path: Path, monkey
         ("prompts: [a]\nspeculative_config: {method: ngram, num_speculative_token: 3}", [], ["num_speculative_tokens"]),
         ("prompts: [a]\noutput: /nowhere/x.jsonl", [], ["output", "no such folder"]),
         ("prompts: [a]", ["json"], ["key=value"]),
+        ("prompts: [a]\nbase_confg: x", [], ["base_confg", "did you mean 'base_config'"]),
+        ("prompts: [a]", ["base_config=x"], ["base_config", "name it in the file"]),
         ("prompts: [a]", ["model.name=3", "model=x", "model.name=3"], ["model.name", "has no fields"]),
         ("prompts: [a]", ["sampling_parms.seed=3"], ["sampling_parms", "did you mean 'sampling_params'"]),
     ],
@@ -113,6 +117,47 @@ def test_the_run_files_of_the_repository_are_sound(config: Path) -> None:
         if line.startswith("#   ms-spec run ") and not line.endswith("\\"):
             _, _, _, path, *changes = line.split()
             prepare(load_run(ROOT / path, [change for change in changes if not change.startswith("--")]).job)
+
+
+SMOLLM2 = [config for config in CONFIGS if config.name.startswith("smollm2")]
+PROMPTS = ["What is the capital of France?", "Say it again: one two three, one two three, one"]
+
+
+@pytest.mark.parametrize("config", SMOLLM2, ids=lambda path: path.name)
+def test_files_for_smollm2_run_as_the_same_call_through_python(
+    config: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    """With other prompts, fewer tokens and a smaller engine, which both use."""
+    monkeypatch.chdir(tmp_path)
+    written = yaml.safe_load(config.read_text())
+    small = {"max_num_seqs": 2, "max_model_len": 96, "prompts": PROMPTS}
+    tokens = min(8, written["sampling_params"]["max_tokens"])
+    said = {**written, **small}
+    sampling = {**job.DEFAULT_SAMPLING, **written["sampling_params"], "max_tokens": tokens}
+    llm = LLM(**{name: value for name, value in said.items() if name in EngineConfig.model_fields})
+    messages = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+    call = llm.chat(messages, SamplingParams(**sampling), use_tqdm=False)
+    if not written.get("chat"):
+        call = llm.generate(PROMPTS, SamplingParams(**sampling), use_tqdm=False)
+
+    def made(arguments: dict[str, Any]) -> LLM:
+        assert EngineConfig.parse(**arguments) == llm.config
+        return llm
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "make_llm", made)
+        patch.setattr(llm, "close", lambda: None)
+        changes = [f"{name}={json.dumps(value)}" for name, value in small.items()]
+        assert cli.run_app(["run", str(config), *changes, f"sampling_params.max_tokens={tokens}", "json=true"]) == 0
+    out = Path(written["output"]).read_text() if "output" in written else capsys.readouterr().out
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [line["token_ids"] for line in lines] == [output.outputs[0].token_ids for output in call]
+    assert [line["text"] for line in lines] == [output.outputs[0].text for output in call]
+    for line, output in zip(lines, call):
+        if output.kv_transfer_params is not None:
+            files = [Path(one["hidden_states_path"]) for one in (output.kv_transfer_params, line["kv_transfer_params"])]
+            assert files[0] != files[1] and files[0].read_bytes() == files[1].read_bytes()
+    llm.close()
 
 
 def test_results_go_to_a_file(file: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
