@@ -136,9 +136,8 @@ def test_files_for_smollm2_run_as_the_same_call_through_python(
     sampling = {**job.DEFAULT_SAMPLING, **written["sampling_params"], "max_tokens": tokens}
     llm = LLM(**{name: value for name, value in said.items() if name in EngineConfig.model_fields})
     messages = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
-    call = llm.chat(messages, SamplingParams(**sampling), use_tqdm=False)
-    if not written.get("chat"):
-        call = llm.generate(PROMPTS, SamplingParams(**sampling), use_tqdm=False)
+    params = SamplingParams(**sampling)
+    call = llm.chat(messages, params, False) if written.get("chat") else llm.generate(PROMPTS, params, False)
 
     def made(arguments: dict[str, Any]) -> LLM:
         assert EngineConfig.parse(**arguments) == llm.config
