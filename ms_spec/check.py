@@ -52,6 +52,8 @@ def check(run: Run, params: list[SamplingParams]) -> list[str]:
             _check_prompts(run.job, params, config, limits, loaded)
         lines.append(_engine(config, limits))
     lines += [_drafts(config), _asked(run.job), _results(run)]
+    if run.no_effect:
+        lines.append(f"no effect {', '.join(run.no_effect)}")
     if absent:
         names = ", ".join(dict.fromkeys(str(wanted[field]) for field in wanted if field in absent))
         lines.append(f"unchecked {names}: not on this machine; a run fetches what is missing")
@@ -75,7 +77,7 @@ def _check_prompts(
     job: Job, params: list[SamplingParams], config: EngineConfig, limits: Limits, loaded: Loaded
 ) -> None:
     """Whether the engine would take every prompt. It is asked itself; without a model it takes no step."""
-    tokenizer = loaded.tokenizer
+    tokenizer: Any = loaded.tokenizer
     nothing: Any = None
     engine = Engine(nothing, limits, loaded.config.vocab_size, loaded.eos_token_ids, tokenizer.stream_decoder)
     for number, (prompt, one) in enumerate(zip(job.prompts, params), 1):

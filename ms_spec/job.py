@@ -136,17 +136,14 @@ def prepare(job: Job) -> list[SamplingParams]:
     return params
 
 
-def execute(job: Job, printer: Printer) -> int:
-    """Checks a job and runs it. Returns the exit code: 0, or 2 when a request of it was refused.
+def answer(job: Job, params: list[SamplingParams], printer: Printer, done: Collection[int] = ()) -> int:
+    """Runs a job that has been prepared. Returns the exit code: 0, or 2 when a request of it was refused.
+
+    params: what :func:`prepare` gave. done: indices of prompts that need no answer any more.
 
     Raises:
-        ValueError: the job cannot run (see :func:`prepare`) or the engine refuses it.
+        ValueError: the engine refuses the job.
     """
-    return answer(job, prepare(job), printer)
-
-
-def answer(job: Job, params: list[SamplingParams], printer: Printer, done: Collection[int] = ()) -> int:
-    """Runs a job that has been prepared, but for the prompts with the indices ``done``. Returns as :func:`execute`."""
     left = [index for index in range(len(job.prompts)) if index not in done]
     if not left:
         return 0

@@ -14,6 +14,7 @@ import tiny_drafts
 from tiny import copy_of, tiny_model
 
 from ms_spec import cli, job
+from ms_spec.models.loading import load
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -59,10 +60,11 @@ def run_file(folder: Path, **options: Any) -> Path:
 def test_the_summary(tmp_path: Path, capsys: Any) -> None:
     head = {"method": "eagle3", "model": str(tiny_drafts.eagle3()), "num_speculative_tokens": 3}
     target = str(tiny_drafts.target())
+    layers, names = load(target).config.num_layers, load(target).checkpoint.names()
     config = run_file(tmp_path, model=target, speculative_config=head, output=str(tmp_path / "out.jsonl"))
     assert check(capsys, config, "max_num_seqs=2", "max_model_len=64", "sampling_params.top_k=3").splitlines() == [
         f"{config} is sound",
-        f"model     {target}: LlamaForCausalLM, 2 layers, 21 tensors",
+        f"model     {target}: LlamaForCausalLM, {layers} layers, {len(names)} tensors",
         "engine    cpu, 2 at once, up to 64 tokens each, KV cache of 8 blocks of 16 tokens",
         f"drafts    eagle3 of {head['model']}, 3 a step",
         "prompts   2; temperature 0.0, max_tokens 128, top_k 3",
@@ -94,7 +96,7 @@ def test_what_is_not_here_is_unchecked(tmp_path: Path, capsys: Any) -> None:
         (["max_model_len=4096"], ["max_model_len = 4096", "at most 512"]),
         (["num_gpu_blocks_override=1"], ["num_gpu_blocks_override = 1", "use num_gpu_blocks_override >= "]),
         (["prompts=[a, [9999]]"], ["prompt 2: prompt_token_ids[0] = 9999", "0 to 511"]),
-        (["max_model_len=4"], ["prompt 1: the prompt has", "max_model_len = 4"]),
+        (["max_model_len=4", "speculative_config=null"], ["prompt 1: the prompt has", "max_model_len = 4"]),
         (["sampling_params.stop_token_ids=[9999]"], ["stop_token_ids[0] = 9999"]),
         (["prompts=nowhere.txt"], ["no such file: nowhere.txt"]),
         (["output=/nowhere/out"], ["output: no such folder: /nowhere"]),

@@ -173,7 +173,9 @@ def test_kill_9_and_resume(tmp_path: Path) -> None:
     config.write_text(f"""
 model: {tiny_model("qwen3")}
 max_model_len: 64
-max_num_seqs: 4
+max_num_seqs: 2
+max_num_batched_tokens: 16
+compilation_config: {{cudagraph_capture_sizes: [6]}}
 seed: 11
 speculative_config: {{method: ngram, num_speculative_tokens: 2, prompt_lookup_min: 1, prompt_lookup_max: 2}}
 sampling_params: {{temperature: 0.8, max_tokens: 12}}
@@ -192,9 +194,9 @@ prompts: prompts.txt
     process.wait()
     there = part.read_bytes().count(b"\n")
     assert 50 <= there < 200 and not killed.exists()
-    resumed = subprocess.run(
-        [*command, f"output={killed}", "--resume", "max_num_seqs=3"], stderr=subprocess.PIPE, text=True, check=True
-    )
+    other = ["max_num_seqs=1", "compilation_config.cudagraph_capture_sizes=[3]"]  # one request after the other
+    command += [f"output={killed}", "--resume", *other]
+    resumed = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True)
     assert f"[{there} of 200 results are there]" in resumed.stderr
     assert cli.run_app(["run", str(config), f"output={whole}"]) == 0
     assert killed.read_bytes() == whole.read_bytes() and not part.exists()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from engines import lent
 from fake_llm import FakeLLM
 
 from ms_spec import LLM, SamplingParams, cli, job
@@ -127,10 +128,10 @@ PROMPTS = ["What is the capital of France?", "Say it again: one two three, one t
 def test_files_for_smollm2_run_as_the_same_call_through_python(
     config: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
-    """With other prompts, fewer tokens and a smaller engine, which both use."""
+    """With other prompts, fewer tokens and a smaller engine without graphs, which both use."""
     monkeypatch.chdir(tmp_path)
     written = yaml.safe_load(config.read_text())
-    small = {"max_num_seqs": 2, "max_model_len": 96, "prompts": PROMPTS}
+    small = {"max_num_seqs": 2, "max_model_len": 96, "enforce_eager": True, "prompts": PROMPTS}
     tokens = min(8, written["sampling_params"]["max_tokens"])
     said = {**written, **small}
     sampling = {**job.DEFAULT_SAMPLING, **written["sampling_params"], "max_tokens": tokens}
@@ -138,14 +139,7 @@ def test_files_for_smollm2_run_as_the_same_call_through_python(
     messages = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
     params = SamplingParams(**sampling)
     call = llm.chat(messages, params, False) if written.get("chat") else llm.generate(PROMPTS, params, False)
-
-    def made(arguments: dict[str, Any]) -> LLM:
-        assert EngineConfig.parse(**arguments) == llm.config
-        return llm
-
-    with monkeypatch.context() as patch:
-        patch.setattr(job, "make_llm", made)
-        patch.setattr(llm, "close", lambda: None)
+    with lent(llm, monkeypatch):
         changes = [f"{name}={json.dumps(value)}" for name, value in small.items()]
         assert cli.run_app(["run", str(config), *changes, f"sampling_params.max_tokens={tokens}", "json=true"]) == 0
     out = Path(written["output"]).read_text() if "output" in written else capsys.readouterr().out
