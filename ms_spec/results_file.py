@@ -79,6 +79,8 @@ class ResultsFile:
         try:
             with whole.open("wb") as file:
                 file.writelines(self.lines[index] + b"\n" for index in sorted(self.lines))
+                file.flush()
+                os.fsync(file.fileno())  # the other copy is about to go
             whole.replace(self._path)
             _partial(self._path).unlink()
         except OSError as error:

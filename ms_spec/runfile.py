@@ -86,7 +86,11 @@ def load_run(path: str | Path, changes: list[str] | None = None) -> Run:
         raise ConfigError(f"sampling_params: must be a mapping, got {sampling!r:.60}")
     if "prompts" not in config:
         raise ConfigError(f"{path}: no prompts; add a list, or prompts: FILE")
-    prompts, output = _prompts(config.pop("prompts")), _output(config.pop("output", None))
+    asked, output = config.pop("prompts"), _output(config.pop("output", None))
+    read = [Path(path), Path(asked).expanduser()] if isinstance(asked, str) else [Path(path)]
+    if output is not None and output.resolve() in [file.resolve() for file in read]:
+        raise ConfigError(f"output: {output} is read by this run; give another name")
+    prompts = _prompts(asked)
     chat, batch = _flag(config, "chat"), config.pop("batch", None)
     as_json, show_drafts = _flag(config, "json"), _flag(config, "show_drafts")
     if output is None and as_json and show_drafts:

@@ -186,7 +186,7 @@ prompts: prompts.txt
     killed, whole = tmp_path / "killed.jsonl", tmp_path / "whole.jsonl"
     process = subprocess.Popen([*command, f"output={killed}"], stderr=subprocess.DEVNULL)
     part = tmp_path / "killed.jsonl.part"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not part.exists() or part.read_bytes().count(b"\n") < 50:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.002)

@@ -180,6 +180,16 @@ def test_a_run_that_breaks_off_keeps_what_had_come(file: Path, tmp_path: Path, c
     assert f"[2 of 3 results are in {tmp_path / 'out.part'}; --resume goes on from there]" in capsys.readouterr().err
 
 
+def test_a_run_does_not_write_over_what_it_reads(file: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    prompts = tmp_path / "p.txt"
+    prompts.write_text("one\n")
+    monkeypatch.chdir(tmp_path)
+    for output in ("./p.txt", str(file)):
+        assert cli.run_app(["run", str(file), "prompts=p.txt", f"output={output}"]) == 2
+        assert "is read by this run" in capsys.readouterr().err
+    assert (prompts.read_text(), file.read_text()) == ("one\n", RUN)
+
+
 def test_an_output_that_cannot_be_written_is_refused_at_once(
     file: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
