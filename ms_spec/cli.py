@@ -7,7 +7,7 @@ import re
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated, Optional, TextIO
+from typing import TYPE_CHECKING, Annotated, Optional, TextIO
 
 import typer
 
@@ -16,10 +16,14 @@ from ms_spec import cli_options as options
 from ms_spec.cli_compare import compare
 from ms_spec.cli_options import given, parse_json
 from ms_spec.errors import ClosedPipe, ConfigError, EngineError, OutputError, unknown_name
-from ms_spec.job import DEFAULT_MODEL, Job, Printer, execute, one_line
+from ms_spec.job import DEFAULT_MODEL, Job, Printer, answer, one_line, prepare
 from ms_spec.prompts import Prompt, read_prompts, read_stdin_prompt
 from ms_spec.result_streams import result_file, result_stream
+from ms_spec.sampling_params import SamplingParams
 from ms_spec.terminal import JsonPrinter, TextPrinter, note
+
+if TYPE_CHECKING:
+    from ms_spec.runfile import Run
 
 EXIT_FAILURE, EXIT_MISTAKE, EXIT_INTERRUPT, EXIT_PIPE = 1, 2, 130, 141
 # What a person can cause.
@@ -127,41 +131,81 @@ def generate(
     if prompts is not None:
         asked += read_prompts(prompts)
     job = Job(asked, engine, sampling, chat, batch)
+    params = prepare(job)
     with result_stream() as out:
-        return _execute(job, out, as_json, show_drafts)
+        return _execute(job, params, out, as_json, show_drafts)
 
 
-def _execute(job: Job, out: TextIO, as_json: bool, show_drafts: bool) -> int:
+def _execute(job: Job, params: list[SamplingParams], out: TextIO, as_json: bool, show_drafts: bool) -> int:
     printer: Printer = JsonPrinter(out)
     if not as_json:
         single = len(job.prompts) == 1 and {**job.sampling, **job.prompts[0].sampling}.get("n", 1) == 1
         printer = TextPrinter(out, len(job.prompts), single, show_drafts)
     try:
         with redirect_stdout(sys.stderr):
-            return execute(job, printer)
+            return answer(job, params, printer)
     except BrokenPipeError:
         raise ClosedPipe from None
 
 
 @app.command(name="run")
 def run_file(
-    config: Annotated[str, typer.Argument(metavar="CONFIG.yaml", help="The run file.")],
+    config: Annotated[str, typer.Argument(metavar="CONFIG.yaml", help="The run file, or a mindformers predict file.")],
     changes: Annotated[
         Optional[list[str]], typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as sampling_params.seed=1.")
     ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Find what is wrong with it, loading no weights, and stop.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep the results that its output file has and answer the rest.")
+    ] = False,
 ) -> int:
     """Run a YAML file: the same options as `generate`, written down."""
     from ms_spec.runfile import load_run
 
     run = load_run(config, changes)
+    if resume and run.output is None:
+        raise ConfigError("--resume goes on with a file of results: add output: FILE")
+    params = prepare(run.job)
+    if check:
+        return _check(config, run, params, resume)
+    if run.no_effect:
+        note(f"[no effect here: {', '.join(run.no_effect)}]")
     if run.output is None:
-        if run.json and run.show_drafts:
-            raise ConfigError("show_drafts colours text, json prints none: set one of them")
         with result_stream() as out:
-            return _execute(run.job, out, run.json, run.show_drafts)
-    with result_file(run.output) as out:
-        code = _execute(run.job, out, True, False)
-    note(f"[{len(run.job.prompts)} results in {run.output}]")
+            return _execute(run.job, params, out, run.json, run.show_drafts)
+    if run.output.exists() and not run.output.is_file():
+        if resume:
+            raise ConfigError(f"output: {run.output} is a device; --resume goes on with a file")
+        with result_file(run.output) as out:
+            return _execute(run.job, params, out, True, False)
+    return _fill(run.job, params, run.output, resume)
+
+
+def _check(config: str, run: "Run", params: list[SamplingParams], resume: bool) -> int:
+    from ms_spec.check import check
+    from ms_spec.results_file import answered, result_keys
+
+    there = len(answered(run.output, result_keys(run.job, params))) if resume and run.output else 0
+    lines = check(run, params)
+    print("\n".join([f"{config} is sound", *lines] + [f"resume    {there} results are there"] * resume))
+    return 0
+
+
+def _fill(job: Job, params: list[SamplingParams], output: Path, resume: bool) -> int:
+    """Runs a job into a file of results."""
+    from ms_spec.results_file import complete, result_keys, results_file
+
+    keys = result_keys(job, params)
+    if resume and complete(output, keys):
+        note(f"[all {len(keys)} results are in {output} already]")
+        return 0
+    with results_file(output, keys, resume) as results, redirect_stdout(sys.stderr):
+        if results.lines:
+            note(f"[{len(results.lines)} of {len(keys)} results are there]")
+        code = answer(job, params, results, set(results.lines))
+    note(f"[{len(keys)} results in {output}]")
     return code
 
 

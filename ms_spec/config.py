@@ -216,6 +216,7 @@ class EngineConfig(BaseModel):
         if self.extracts:
             storage(None if kv is None else kv.model_dump(exclude_unset=True))
         elif kv is not None:
+            # Models with state layers, of which there are none here, would need the same K on both sides instead.
             if kv.kv_role == "kv_producer" and self.num_speculative_tokens > 1:
                 raise ValueError(
                     f"speculative_config.num_speculative_tokens = {self.num_speculative_tokens}: must be 1 on the "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import time
 from collections.abc import Collection, Iterable
@@ -19,6 +18,7 @@ from ms_spec.proposers.base import HostProposer
 from ms_spec.request import DECODE, FINISHED, Request, Sequence
 from ms_spec.sampling_params import SamplingParams
 from ms_spec.scheduler import Chunk, Plan, Row, Scheduler
+from ms_spec.seeds import request_seed
 from ms_spec.stopping import Decoder, Stopping
 from ms_spec.work import MAX_BANNED, Result, Runner, Work
 
@@ -394,8 +394,7 @@ class Engine:
             return params.seed
         if self._seed is None:
             return secrets.randbits(64)
-        digest = hashlib.blake2b(f"{self._seed}:{number}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little")
+        return request_seed(self._seed, number)
 
 
 def _together(sequences: list[Sequence]) -> Metrics:

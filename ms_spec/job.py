@@ -5,9 +5,8 @@ Everything that can be found wrong without MindSpore is found here before MindSp
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,6 +14,7 @@ from ms_spec.errors import ConfigError, RequestError
 from ms_spec.inputs import chat_prompt
 from ms_spec.prompts import Prompt
 from ms_spec.sampling_params import SamplingParams
+from ms_spec.seeds import request_seed
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_SAMPLING = {"temperature": 0.0, "max_tokens": 128}
@@ -53,11 +53,6 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def sampling_names() -> list[str]:
-    """The fields of SamplingParams."""
-    return [item.name for item in dataclasses.fields(SamplingParams)]
 
 
 def engine_names() -> list[str]:
@@ -133,22 +128,31 @@ def prepare(job: Job) -> list[SamplingParams]:
         # Graphs for requests that will never come would cost time at every start.
         job.engine["max_num_seqs"] = min(batch or 8, sum(one.n for one in params))
     check_engine(job.engine)
+    seed = job.engine.get("seed")
+    if seed is not None:
+        # What the engine would give them, but by their place in the job, whatever has been answered before.
+        for number, one in enumerate(params):
+            one.seed = request_seed(seed, number) if one.seed is None else one.seed
     return params
 
 
-def execute(job: Job, printer: Printer) -> int:
-    """Runs a job. Returns the exit code: 0, or 2 when a request of it was refused.
+def answer(job: Job, params: list[SamplingParams], printer: Printer, done: Collection[int] = ()) -> int:
+    """Runs a job that has been prepared. Returns the exit code: 0, or 2 when a request of it was refused.
+
+    params: what :func:`prepare` gave. done: indices of prompts that need no answer any more.
 
     Raises:
-        ValueError: the job cannot run (see :func:`prepare`) or the engine refuses it.
+        ValueError: the engine refuses the job.
     """
-    params = prepare(job)
+    left = [index for index in range(len(job.prompts)) if index not in done]
+    if not left:
+        return 0
     llm = make_llm(job.engine)
     failed = False
     try:
         tokenizer = llm.get_tokenizer()
         printer.start(tokenizer)
-        for wave in _waves(list(range(len(job.prompts))), job.batch):
+        for wave in _waves(left, job.batch):
             contents = [encode_prompt(job.prompts[index], tokenizer, job.chat) for index in wave]
             sampling = [params[index] for index in wave]
             for position, output in stream_prompts(llm, contents, sampling, len(job.prompts) == 1):

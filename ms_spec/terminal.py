@@ -5,7 +5,6 @@ Results go to ``out``, all else to stderr.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections import deque
@@ -13,6 +12,7 @@ from contextlib import suppress
 from typing import Any, Callable, Generic, TextIO, TypeVar
 
 from ms_spec.prompts import Prompt
+from ms_spec.result_lines import as_line, result_of
 
 T = TypeVar("T")
 
@@ -219,21 +219,6 @@ class JsonPrinter:
         self._finished = InOrder(self._line)
         self._ascii = "utf" not in (getattr(out, "encoding", None) or "utf-8").lower()
 
-    def record(self, prompt: Prompt, output: Any) -> dict[str, Any]:
-        """What is told of a request. With several samples, all of them are under ``outputs``."""
-        samples = [
-            {"text": one.text, "token_ids": [int(i) for i in one.token_ids], "finish_reason": one.finish_reason}
-            for one in output.outputs
-        ]
-        record: dict[str, Any] = {"prompt": prompt.content, **samples[0], "metrics": metrics_of(output)}
-        if len(samples) > 1:
-            record["outputs"] = samples
-        if output.error is not None:
-            record["error"] = output.error
-        if output.kv_transfer_params is not None:
-            record["kv_transfer_params"] = output.kv_transfer_params
-        return record
-
     def start(self, tokenizer: Any) -> None:
         """Needs none."""
 
@@ -241,10 +226,8 @@ class JsonPrinter:
         if not output.finished:
             return
         complain(index, output)
-        record = self.record(prompt, output)
-        # Half a character, in a prompt that was refused for it, can only be written as an escape.
-        halves = any("\ud800" <= letter <= "\udfff" for letter in str(prompt.content))
-        self._finished.put(index, json.dumps(record, ensure_ascii=self._ascii or halves))
+        record = {**result_of(prompt, output), "metrics": metrics_of(output)}
+        self._finished.put(index, as_line(record, self._ascii))
 
     def _line(self, text: str) -> None:
         self.out.write(text + "\n")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save_file
 from tiny import copy_of, tiny_model
 
-from ms_spec import LLM, RequestOutput, SamplingParams
+from ms_spec import LLM, RequestOutput, SamplingParams, job
+from ms_spec.config import EngineConfig
 
 _LOOKUP = {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
 
@@ -114,3 +116,17 @@ class Counted:
         after = self.engine.metrics()
         for name in ("num_steps", "num_draft_tokens", "num_accepted_tokens", "num_preemptions", "num_decode_tokens"):
             setattr(self, name.removeprefix("num_"), getattr(after, name) - getattr(self._before, name))
+
+
+@contextmanager
+def lent(engine: LLM, monkeypatch: Any) -> Iterator[None]:
+    """The command line gets this LLM instead of a new one, if that would be the same; it cannot close it."""
+
+    def made(arguments: dict[str, Any]) -> LLM:
+        assert EngineConfig.parse(**arguments) == engine.config
+        return engine
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "make_llm", made)
+        patch.setattr(engine, "close", lambda: None)
+        yield

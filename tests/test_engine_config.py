@@ -107,6 +107,11 @@ WRONG = [
     ({"device": "ascend", **spec(num_speculative_tokens=16)}, "= 16: must be at most 15 on Ascend.*use 15"),
     ({"device": "ascend", "dtype": "float32"}, "dtype = 'float32': must be auto, bfloat16 or float16 on Ascend"),
     ({**spec(), "kv_transfer_config": {"kv_role": "kv_producer"}}, "must be 1 on the prefill side"),
+    (
+        {"speculative_config": {"method": "suffix"}, "kv_transfer_config": {"kv_role": "kv_producer"}},
+        "num_speculative_tokens = 24: must be 1 on the prefill side .*kv_role = 'kv_producer'",
+    ),
+    ({**spec(), "kv_transfer_config": {"kv_role": "kv_consumer"}}, "kv_transfer_config.kv_role.*not available"),
     ({"kv_transfer_config": {"kv_role": "kv_consumer"}}, "kv_transfer_config.kv_role.*not available"),
     ({"kv_transfer_config": {"kv_role": "producer"}}, "use kv_producer"),
     ({"max_num_seqs": 10**9}, "max_num_seqs = 1000000000: must be an integer from 1 to 4096; use 4096"),

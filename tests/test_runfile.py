@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from engines import lent
 from fake_llm import FakeLLM
 
-from ms_spec import cli, job
+from ms_spec import LLM, SamplingParams, cli, job
+from ms_spec.config import EngineConfig
 from ms_spec.job import prepare
 from ms_spec.runfile import load_run
 
@@ -79,6 +82,7 @@ def test_prompt_files_lie_beside_the_run_file(file: Path, tmp_path: Path, monkey
         ("modle: x", [], ["option 'modle'", "did you mean 'model'"]),
         ("", [], ["expected a mapping"]),
         ("- a", [], ["expected a mapping"]),
+        ("prompts: [a]\nswap_space: 7", [], ["swap_space = 7", "allowed: 4"]),
         ("a: [", [], ["run.yaml", "line", "not valid YAML"]),
         ("model: x", [], ["no prompts"]),
         ("prompts: []", [], ["prompts", "list of prompts"]),
@@ -92,6 +96,8 @@ def test_prompt_files_lie_beside_the_run_file(file: Path, tmp_path: Path, monkey
         ("prompts: [a]\nspeculative_config: {method: ngram, num_speculative_token: 3}", [], ["num_speculative_tokens"]),
         ("prompts: [a]\noutput: /nowhere/x.jsonl", [], ["output", "no such folder"]),
         ("prompts: [a]", ["json"], ["key=value"]),
+        ("prompts: [a]\nbase_confg: x", [], ["base_confg", "did you mean 'base_config'"]),
+        ("prompts: [a]", ["base_config=x"], ["base_config", "name it in the file"]),
         ("prompts: [a]", ["model.name=3", "model=x", "model.name=3"], ["model.name", "has no fields"]),
         ("prompts: [a]", ["sampling_parms.seed=3"], ["sampling_parms", "did you mean 'sampling_params'"]),
     ],
@@ -111,7 +117,44 @@ def test_the_run_files_of_the_repository_are_sound(config: Path) -> None:
     for line in text.splitlines():  # the commands in its comments, too
         if line.startswith("#   ms-spec run ") and not line.endswith("\\"):
             _, _, _, path, *changes = line.split()
-            prepare(load_run(ROOT / path, changes).job)
+            prepare(load_run(ROOT / path, [change for change in changes if not change.startswith("--")]).job)
+
+
+SMOLLM2 = [  # on one device
+    config
+    for config in CONFIGS
+    if config.name.startswith("smollm2") and yaml.safe_load(config.read_text()).get("tensor_parallel_size", 1) == 1
+]
+PROMPTS = ["What is the capital of France?", "Say it again: one two three, one two three, one"]
+
+
+@pytest.mark.parametrize("config", SMOLLM2, ids=lambda path: path.name)
+def test_files_for_smollm2_run_as_the_same_call_through_python(
+    config: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    """With other prompts, fewer tokens and a smaller engine without graphs, which both use."""
+    monkeypatch.chdir(tmp_path)
+    written = yaml.safe_load(config.read_text())
+    small = {"max_num_seqs": 2, "max_model_len": 96, "enforce_eager": True, "prompts": PROMPTS}
+    tokens = min(8, written["sampling_params"]["max_tokens"])
+    said = {**written, **small}
+    sampling = {**job.DEFAULT_SAMPLING, **written["sampling_params"], "max_tokens": tokens}
+    llm = LLM(**{name: value for name, value in said.items() if name in EngineConfig.model_fields})
+    messages = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+    params = SamplingParams(**sampling)
+    call = llm.chat(messages, params, False) if written.get("chat") else llm.generate(PROMPTS, params, False)
+    with lent(llm, monkeypatch):
+        changes = [f"{name}={json.dumps(value)}" for name, value in small.items()]
+        assert cli.run_app(["run", str(config), *changes, f"sampling_params.max_tokens={tokens}", "json=true"]) == 0
+    out = Path(written["output"]).read_text() if "output" in written else capsys.readouterr().out
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [line["token_ids"] for line in lines] == [output.outputs[0].token_ids for output in call]
+    assert [line["text"] for line in lines] == [output.outputs[0].text for output in call]
+    for line, output in zip(lines, call):
+        if output.kv_transfer_params is not None:
+            files = [Path(one["hidden_states_path"]) for one in (output.kv_transfer_params, line["kv_transfer_params"])]
+            assert files[0] != files[1] and files[0].read_bytes() == files[1].read_bytes()
+    llm.close()
 
 
 def test_results_go_to_a_file(file: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
@@ -138,7 +181,17 @@ def test_a_run_that_breaks_off_keeps_what_had_come(file: Path, tmp_path: Path, c
     monkeypatch.setattr(FakeLLM, "fail", None)
     assert cli.run_app(["run", str(file), f"output={tmp_path / 'out'}"]) == 130
     assert len((tmp_path / "out.part").read_text().splitlines()) == 2 and not (tmp_path / "out").exists()
-    assert "out.part]" in capsys.readouterr().err
+    assert f"[2 of 3 results are in {tmp_path / 'out.part'}; --resume goes on from there]" in capsys.readouterr().err
+
+
+def test_a_run_does_not_write_over_what_it_reads(file: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    prompts = tmp_path / "p.txt"
+    prompts.write_text("one\n")
+    monkeypatch.chdir(tmp_path)
+    for output in ("./p.txt", str(file)):
+        assert cli.run_app(["run", str(file), "prompts=p.txt", f"output={output}"]) == 2
+        assert "is read by this run" in capsys.readouterr().err
+    assert (prompts.read_text(), file.read_text()) == ("one\n", RUN)
 
 
 def test_an_output_that_cannot_be_written_is_refused_at_once(

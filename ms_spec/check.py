@@ -1,0 +1,117 @@
+"""``ms-spec run --check``: whatever can be found wrong with a run before weights are loaded, and a summary of it.
+
+MindSpore is not imported. A model or a draft that would have to be fetched first is said to be unchecked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from ms_spec.config import EngineConfig
+from ms_spec.draft_choice import choose_draft
+from ms_spec.engine import Engine
+from ms_spec.errors import ConfigError
+from ms_spec.extraction import FOLDER, storage
+from ms_spec.inputs import read_prompt
+from ms_spec.job import DEFAULT_SAMPLING, Job, encode_prompt
+from ms_spec.limits import Limits, device_of, model_limits
+from ms_spec.models.loading import Loaded
+from ms_spec.models.sources import resolve_here
+from ms_spec.runfile import Run
+from ms_spec.sampling_params import SamplingParams
+
+DRAFT = "speculative_config.model"
+
+
+def check(run: Run, params: list[SamplingParams]) -> list[str]:
+    """Checks a run that has been prepared. Returns the lines of a summary.
+
+    Raises:
+        ValueError: one line; something in it cannot work.
+    """
+    config = EngineConfig.parse(**run.job.engine)
+    _check_places(run, config)
+    spec = config.speculative_config
+    wanted = {"model": config.model, "tokenizer": config.tokenizer, DRAFT: spec.model if spec is not None else None}
+    here = {field: resolve_here(name, field) for field, name in wanted.items() if name is not None}
+    absent = {field for field, source in here.items() if source is None}
+    target = here["model"]
+    lines = [f"model     {config.model}"]
+    if target is not None:
+        loaded = Loaded(target, config.tokenizer)
+        shapes = loaded.checkpoint.names()  # the files are there, and whole
+        lines[0] += f": {loaded.config.architecture}, {loaded.config.num_layers} layers, {len(shapes)} tensors"
+        chosen = None
+        if DRAFT not in absent:
+            config, chosen = choose_draft(config, loaded)
+        limits = model_limits(config, loaded.config, chosen.kv_numbers if chosen else 0)
+        if "tokenizer" not in absent:
+            _check_prompts(run.job, params, config, limits, loaded)
+        lines.append(_engine(config, limits))
+    lines += [_drafts(config), _asked(run.job), _results(run)]
+    if run.no_effect:
+        lines.append(f"no effect {', '.join(run.no_effect)}")
+    if absent:
+        names = ", ".join(dict.fromkeys(str(wanted[field]) for field in wanted if field in absent))
+        lines.append(f"unchecked {names}: not on this machine; a run fetches what is missing")
+    return lines
+
+
+def _check_places(run: Run, config: EngineConfig) -> None:
+    """Whether what is to be written can be."""
+    if run.output is not None and not run.output.exists() and not os.access(run.output.parent, os.W_OK):
+        raise ConfigError(f"output: {run.output.parent} is write-protected")
+    if config.extracts and config.kv_transfer_config is not None:
+        folder = storage(config.kv_transfer_config.model_dump(exclude_unset=True)).folder
+        place = Path(folder).absolute()
+        while not place.exists():
+            place = place.parent
+        if not place.is_dir() or not os.access(place, os.W_OK):
+            raise ConfigError(f"{FOLDER} = {json.dumps(folder)}: cannot be written; use a folder that can")
+
+
+def _check_prompts(
+    job: Job, params: list[SamplingParams], config: EngineConfig, limits: Limits, loaded: Loaded
+) -> None:
+    """Whether the engine would take every prompt. It is asked itself; without a model it takes no step."""
+    tokenizer: Any = loaded.tokenizer
+    nothing: Any = None
+    engine = Engine(nothing, limits, loaded.config.vocab_size, loaded.eos_token_ids, tokenizer.stream_decoder)
+    for number, (prompt, one) in enumerate(zip(job.prompts, params), 1):
+        try:
+            if config.extracts and one.max_tokens != 1:
+                raise ConfigError(f"max_tokens = {one.max_tokens}: must be 1 with method 'extract_hidden_states'")
+            text, ids = read_prompt(encode_prompt(prompt, tokenizer, job.chat))
+            request = engine.add_request(tokenizer.encode(text) if ids is None else ids, one)
+        except ValueError as error:
+            raise ConfigError(f"prompt {number}: {error}") from None
+        engine.abort(request.output.request_id)
+
+
+def _engine(config: EngineConfig, limits: Limits) -> str:
+    blocks = f"{limits.num_blocks - 1} blocks of {limits.block_size} tokens"
+    longest = f"up to {limits.max_model_len} tokens each"
+    return f"engine    {device_of(config)}, {limits.max_num_seqs} at once, {longest}, KV cache of {blocks}"
+
+
+def _drafts(config: EngineConfig) -> str:
+    spec = config.speculative_config
+    if spec is None:
+        return "drafts    none"
+    tokens = f", {spec.num_speculative_tokens} a step" if spec.num_speculative_tokens is not None else ""
+    of = f" of {spec.model}" if spec.model is not None else ""
+    return f"drafts    {spec.method or 'as the checkpoint says'}{of}{tokens}"
+
+
+def _asked(job: Job) -> str:
+    sampling = ", ".join(f"{name} {value}" for name, value in {**DEFAULT_SAMPLING, **job.sampling}.items())
+    return f"prompts   {len(job.prompts)}{' through the chat template' if job.chat else ''}; {sampling}"
+
+
+def _results(run: Run) -> str:
+    if run.output is not None:
+        return f"results   JSON lines in {run.output}"
+    return "results   JSON lines on stdout" if run.json else "results   text on stdout"
