@@ -3,9 +3,9 @@
 Each class has the constructor and the call of the MindSpore primitive of the same name, computes the same thing with
 NumPy in float32, rounds to the operator's dtype, and raises ``Violation`` on a call that breaks a documented rule
 (MindSpore 2.9's operator pages and CANN's page of aclnnFusedInferAttentionScoreV2; for ``PagedAttention`` also the
-header of its kernel in MindSpore's package, for ``ApplyRotaryPosEmb``, which has no page, mindformers' call). Arguments that we never use
-(quantisation, left padding, shared prefixes, ...) are refused too. They run in PyNative mode, where values can be
-looked at.
+header of its kernel in MindSpore's package, for ``ApplyRotaryPosEmb``, which has no page, how mindformers calls it).
+Arguments that we never use (quantisation, left padding, shared prefixes, ...) are refused too. They run in PyNative
+mode, where values can be looked at.
 """
 
 from __future__ import annotations

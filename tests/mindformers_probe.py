@@ -1,4 +1,4 @@
-"""What test_mindformers.py runs in a process of its own: mindformers changes the environment, MindSpore and the loggers.
+"""What test_mindformers.py runs in a process of its own: mindformers changes MindSpore, loggers and the environment.
 
     python mindformers_probe.py MODEL FOLDER
 
@@ -25,7 +25,7 @@ from ms_spec.models.mindformers_qwen3 import MindformersQwen3, build_network
 from ms_spec.models.ops.ascend import AscendOps
 from ms_spec.models.weights import load_weights
 from ms_spec.proposers.ngram import NgramProposer
-from ms_spec.runtime import setup_mindspore, use_mode
+from ms_spec.runtime import graph_thread, setup_mindspore, use_mode
 from ms_spec.verify.buckets import Buckets
 from ms_spec.work import Work
 
@@ -191,4 +191,4 @@ def main(model: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    graph_thread().run(main, Path(sys.argv[1]), Path(sys.argv[2]))  # where an LLM would build it

@@ -308,7 +308,7 @@ def test_single_tokens_take_no_mask():
         ("context_lens has to be int32", {"context_lens": integers([5, 1, 32], ms.int64)}),
         ("less than q_seq_lens", {"context_lens": integers([1, 1, 32])}),
         ("leave the block table", {"context_lens": integers([5, 1, 33])}),
-        ("a length a request", {"block_tables": integers([[1, 0], [2, 3]])}),
+        ("one row and length a request", {"block_tables": integers([[1, 0], [2, 3]])}),
         ("outside the cache", {"block_tables": integers([[1, 0], [2, 3], [4, 6]])}),
         ("float16 or bfloat16", {"query": half(6, 64, dtype=ms.float32)}),
         ("different dtypes", {"query": half(6, 64, dtype=ms.bfloat16)}),
