@@ -17,6 +17,8 @@ The block tables have room for w positions more than a context, because rows of 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import io
 import logging
 import os
 import shutil
@@ -73,29 +75,29 @@ def build_network(model: ModelConfig, num_blocks: int, block_size: int, max_len:
     from mindformers.models.qwen3.configuration_qwen3 import Qwen3Config
     from mindformers.models.qwen3.modeling_qwen3_infer import InferenceQwen3ForCausalLM
 
-    network = InferenceQwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=model.vocab_size,
-            hidden_size=model.hidden_size,
-            intermediate_size=model.intermediate_size,
-            num_hidden_layers=model.num_layers,
-            num_attention_heads=model.num_heads,
-            num_key_value_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
-            rms_norm_eps=model.rms_norm_eps,
-            rope_theta=model.rope.theta,
-            tie_word_embeddings=model.tie_word_embeddings,
-            max_position_embeddings=max_len,
-            seq_length=max_len,
-            block_size=block_size,
-            num_blocks=num_blocks,
-            params_dtype=dtype,
-            compute_dtype=dtype,
-            rotary_dtype=dtype,
-            layernorm_compute_dtype="float32",
-            softmax_compute_dtype="float32",
-        )
+    config = Qwen3Config(
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_hidden_layers=model.num_layers,
+        num_attention_heads=model.num_heads,
+        num_key_value_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        rms_norm_eps=model.rms_norm_eps,
+        rope_theta=model.rope.theta,
+        tie_word_embeddings=model.tie_word_embeddings,
+        max_position_embeddings=max_len,
+        seq_length=max_len,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        params_dtype=dtype,
+        compute_dtype=dtype,
+        rotary_dtype=dtype,
+        layernorm_compute_dtype="float32",
+        softmax_compute_dtype="float32",
     )
+    with contextlib.redirect_stdout(io.StringIO()):  # a table of its settings
+        network = InferenceQwen3ForCausalLM(config)
     network.add_flags_custom_mcore(is_prefill=False)
     network.model.return_hidden_states = True
     network.model.move_lens_to_cpu = False  # the lengths come from the host, by name

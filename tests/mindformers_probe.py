@@ -61,7 +61,7 @@ STAND_INS = {
 
 
 def emulate(network: nn.Cell) -> None:
-    """Puts the emulated operators into mindformers' layers."""
+    """Puts emulated operators into all layers."""
     for _, cell in network.cells_and_names():
         for owner in (cell, getattr(cell, "quant_method", None)):
             for name, value in list(vars(owner).items()) if owner is not None else ():
@@ -121,6 +121,8 @@ def generated(loaded: Loaded) -> dict[str, np.ndarray]:
         rule_options={},
         eager=True,
     )
+    for bucket in runner.plan():
+        emulate(runner.graph(bucket)[0])
     outputs, drafts, accepted = {}, {}, 0
     for slot, prompt in cases.PROMPTS.items():
         for first in range(0, len(prompt), 32):
