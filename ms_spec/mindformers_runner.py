@@ -19,8 +19,26 @@ class NamedLengths(nn.Cell):
         super().__init__()
         self.step = step
 
-    def construct(self, slot, tokens, start, block_tables, batch_valid_length, q_seq_lens, *others):
-        return self.step(slot, tokens, start, block_tables, (batch_valid_length, q_seq_lens), *others)
+    def construct(
+        self,
+        slot,
+        tokens,
+        start,
+        block_tables,
+        batch_valid_length,
+        q_seq_lens,
+        sampling,
+        banned,
+        banned_until,
+        limit,
+        next_token,
+        uniforms,
+    ):
+        # Each by name: with "*others" MindSpore forgets the names of all inputs.
+        lengths = (batch_valid_length, q_seq_lens)
+        return self.step(
+            *(slot, tokens, start, block_tables, lengths, sampling, banned, banned_until, limit, next_token, uniforms)
+        )
 
 
 class LengthInputs(Inputs):

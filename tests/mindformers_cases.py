@@ -8,6 +8,8 @@ import numpy as np
 
 K, BLOCK, MAX_LEN, NUM_BLOCKS, VOCAB, STEPS = 3, 16, 96, 16, 160, 8
 DTYPE = "bfloat16"
+CLOSE = {"bfloat16": 2e-2, "float16": 3e-3}
+"""How far logits may be from those of activations in float32, by the dtype that they are computed in."""
 TABLES = {1: [5, 1, 7, 2, 3, 6], 2: [4, 9, 8, 12, 11, 10]}
 """KV blocks of two requests, in no order."""
 

@@ -83,24 +83,24 @@ class Logits(nn.Cell):
         return self.target.head(self.target(rows)[-1], rows)
 
 
-def new_target(loaded: Loaded) -> tuple[MindformersQwen3, AscendOps]:
-    backend = AscendOps(cases.DTYPE, emulator)
-    target = MindformersQwen3(loaded.config, backend, cases.NUM_BLOCKS, cases.BLOCK, cases.MAX_LEN, cases.DTYPE)
+def new_target(loaded: Loaded, dtype: str = cases.DTYPE) -> tuple[MindformersQwen3, AscendOps]:
+    backend = AscendOps(dtype, emulator)
+    target = MindformersQwen3(loaded.config, backend, cases.NUM_BLOCKS, cases.BLOCK, cases.MAX_LEN, dtype)
     load_weights(target.weights(), loaded.checkpoint, cache_key=None)
     emulate(target.network)
     for cache in (*target.key_caches, *target.value_caches):  # what earlier requests left behind
-        cache.set_data(Tensor(np.full(cache.shape, 2.0, np.float32), ms.bfloat16))
+        cache.set_data(Tensor(np.full(cache.shape, 2.0, np.float32), cache.dtype))
     return target, backend
 
 
-def logits_of_grids(loaded: Loaded) -> dict[str, np.ndarray]:
-    cell = Logits(new_target(loaded)[0])
+def logits_of_grids(loaded: Loaded, dtype: str) -> dict[str, np.ndarray]:
+    cell = Logits(new_target(loaded, dtype)[0])
     found = {}
     for i, grid in enumerate(cases.GRIDS):
         n, w = grid.tokens.shape
         inputs = (grid.tokens, grid.start, grid.tables(), grid.start + w, np.full(n, w))
         out = cell(*(Tensor(np.asarray(x, np.int32)) for x in inputs))
-        found[f"logits{i}"] = values(out).reshape(n, w, -1)
+        found[f"{dtype}{i}"] = values(out).reshape(n, w, -1)
     return found
 
 
@@ -167,7 +167,7 @@ def loaded_differently(model: Path, loaded: Loaded) -> int:
 
 
 def main(model: Path, folder: Path) -> None:
-    """Writes the logits of ``cases.GRIDS``, what whole steps generate, and in how many weights the loaders differ."""
+    """Writes what whole steps generate, and in how many weights the loaders differ."""
     setup_mindspore("cpu")
     loaded = load(model)
 
@@ -188,7 +188,9 @@ def main(model: Path, folder: Path) -> None:
         model_impl="mindformers",
     )
     use_mode(True)
-    found = {**logits_of_grids(loaded), **generated(loaded)}
+    found = generated(loaded)
+    for dtype in cases.CLOSE:
+        found.update(logits_of_grids(loaded, dtype))
     np.savez(folder / "found.npz", differences=loaded_differently(model, loaded), **found)
 
 

@@ -24,8 +24,7 @@ from ms_spec.limits import model_limits
 from ms_spec.models.loading import load
 from ms_spec.models.mindformers_limits import check_mindformers
 
-LAYERS, CLOSE = 2, 2e-2
-"""CLOSE: how far logits of bfloat16 may be apart."""
+LAYERS = 2
 OPERATORS = {"ApplyRotaryPosEmb", "PagedAttention", "ReshapeAndCache", "RmsNorm"}
 PLAIN = {"SplitWithSize"}
 CACHE, TABLES, LENGTHS, MASK, QUERY_LENGTHS = (1, 2), 3, 4, 7, 8
@@ -33,7 +32,7 @@ CACHE, TABLES, LENGTHS, MASK, QUERY_LENGTHS = (1, 2), 3, 4, 7, 8
 
 
 def model(**changes: Any) -> Path:
-    return tiny_model("qwen3", layers=LAYERS, vocab=cases.VOCAB, dtype="bfloat16", **changes)
+    return tiny_model("qwen3", layers=LAYERS, vocab=cases.VOCAB, dtype="bfloat16", scale=0.05, **changes)
 
 
 @dataclass
@@ -66,14 +65,15 @@ def ours() -> Forward:
     return Forward(model(), dtype="bfloat16", max_len=cases.MAX_LEN, requests=2)
 
 
-def test_logits_are_those_of_our_own_cells(probe, ours):
+@pytest.mark.parametrize("dtype", list(cases.CLOSE))
+def test_logits_are_those_of_our_own_cells(probe, ours, dtype):
     for i, grid in enumerate(cases.GRIDS):
         want = ours.grid(grid.tokens, grid.start, np.array(grid.slots) - 1)
         live = grid.tokens >= 0
-        got = probe.found[f"logits{i}"]
+        got = probe.found[f"{dtype}{i}"]
         assert got.shape == want.shape and np.isfinite(got).all()
-        assert want[live].std() > 0.1
-        np.testing.assert_allclose(got[live], want[live], atol=CLOSE, rtol=0, err_msg=f"grid {i}")
+        assert want[live].std() > 0.3
+        np.testing.assert_allclose(got[live], want[live], atol=cases.CLOSE[dtype], rtol=0, err_msg=f"grid {i}")
 
 
 def test_whole_steps_emit_the_best_tokens_and_look_up_drafts(probe, ours):
@@ -82,7 +82,9 @@ def test_whole_steps_emit_the_best_tokens_and_look_up_drafts(probe, ours):
         assert len(text) > len(prompt) + cases.STEPS
         logits = ours.run(np.array(text), [len(text)], context=slot - 1)
         for at in range(len(prompt), len(text)):
-            assert logits[at - 1, text[at]] >= logits[at - 1].max() - 2 * CLOSE, f"slot {slot}, token {at}"
+            assert logits[at - 1, text[at]] >= logits[at - 1].max() - 2 * cases.CLOSE[cases.DTYPE], (
+                f"slot {slot}, token {at}"
+            )
         want = next(
             (
                 text[i + n : i + n + cases.K]
@@ -106,11 +108,9 @@ def test_nothing_is_printed_and_nothing_left_in_the_working_directory(probe):
 @pytest.mark.parametrize(("kind", "n", "w"), [("decode", 2, 1), ("decode", 2, cases.K + 1), ("prefill", 1, 64)])
 def test_one_step_graph_exports(probe, kind, n, w):
     graph = Graph(probe.graphs / f"{kind}_{n}x{w}.mindir")
-    names = list(graph.inputs)
-    assert names[:3] == INPUTS[:3]
-    assert names[3:6] == ["block_tables", "batch_valid_length", "q_seq_lens"], "the names that the kernels look for"
+    at = INPUTS.index("bounds")
+    assert list(graph.inputs) == [*INPUTS[:at], "batch_valid_length", "q_seq_lens", *INPUTS[at + 1 :]]
     assert graph.inputs["batch_valid_length"] == graph.inputs["q_seq_lens"] == [n]
-    assert len(names) == len(INPUTS) + 1
     assert graph.outputs == [[n, 5 + (w if kind == "decode" else 1) + cases.K]]
 
     assert all(graph.count[name] == LAYERS for name in OPERATORS - {"RmsNorm"})
@@ -147,7 +147,10 @@ def test_without_an_npu_it_stops_at_construction(device):
         ("enforce_eager = true", {"model_impl": "mindformers", "enforce_eager": True}),
         (
             "method = 'eagle': must be ngram or suffix with model_impl = 'mindformers'",
-            {"model_impl": "mindformers", "speculative_config": {"method": "eagle", "model": "draft"}},
+            {
+                "model_impl": "mindformers",
+                "speculative_config": {"method": "eagle", "model": "draft", "num_speculative_tokens": 2},
+            },
         ),
     ],
 )
@@ -170,6 +173,19 @@ def test_other_models_are_refused_before_they_are_loaded(words, path):
     with pytest.raises(ConfigError, match=words) as caught:
         model_limits(config, load(config.model).config)
     assert "\n" not in str(caught.value)
+
+
+def test_no_other_network_gets_into_the_graph():
+    class Drafter:
+        taps = ()
+
+        def grids(self, width):
+            return (1,)
+
+    from ms_spec.mindformers_runner import MindformersRunner
+
+    with pytest.raises(ValueError, match="Drafter runs a network of its own.*only ngram and suffix draft"):
+        MindformersRunner(proposer=Drafter())
 
 
 def test_own_cells_are_the_default():
