@@ -312,9 +312,7 @@ class PagedAttention:
         for name, given in (("block_tables", block_tables), ("context_lens", context_lens), ("q_seq_lens", q_seq_lens)):
             need(given is not None and given.dtype == ms.int32, f"{name} has to be int32")
         tables, lengths, steps = values(block_tables), values(context_lens), values(q_seq_lens)
-        need(
-            tables.ndim == 2 and lengths.shape == steps.shape == tables.shape[:1], "one table row and length a request"
-        )
+        need(tables.ndim == 2 and lengths.shape == steps.shape == tables.shape[:1], "one row and length a request")
         need(steps.sum() == tokens and (steps >= 1).all(), f"q_seq_lens {steps} are not of {tokens} query tokens")
         blocks, block_size = key_cache.shape[:2]
         need((lengths >= steps).all(), f"context_lens {lengths} are less than q_seq_lens {steps}")

@@ -184,7 +184,7 @@ def test_no_other_network_gets_into_the_graph():
 
     from ms_spec.mindformers_runner import MindformersRunner
 
-    with pytest.raises(ValueError, match="Drafter runs a network of its own.*only ngram and suffix draft"):
+    with pytest.raises(ValueError, match=r"Drafter runs a network of its own.*only ngram and suffix draft"):
         MindformersRunner(proposer=Drafter())
 
 
