@@ -189,11 +189,11 @@ class EngineConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> "EngineConfig":
+        if self.model_impl == "mindformers":
+            self._check_mindformers()
         self._check_available()
         self._check_sizes()
         self._check_speculation()
-        if self.model_impl == "mindformers":
-            self._check_mindformers()
         if self.device != "auto":
             self._check_on(self.device)
         return self
@@ -316,6 +316,11 @@ class EngineConfig(BaseModel):
             raise ValueError(
                 f"speculative_config.method = '{spec.method}': must be {' or '.join(METHODS)} with model_impl = "
                 "'mindformers', beside which no other network can run in a graph; use ngram, or model_impl = 'ms_spec'"
+            )
+        if self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"tensor_parallel_size = {self.tensor_parallel_size}: must be 1 with model_impl = 'mindformers'; "
+                "use 1, or model_impl = 'ms_spec'"
             )
         if self.eager:
             raise ValueError(

@@ -144,6 +144,7 @@ def test_without_an_npu_it_stops_at_construction(device):
     ("words", "arguments"),
     [
         ("must be one of auto, ms_spec, mindformers", {"model_impl": "vllm"}),
+        ("tensor_parallel_size = 2: must be 1 with", {"model_impl": "mindformers", "tensor_parallel_size": 2}),
         ("enforce_eager = true", {"model_impl": "mindformers", "enforce_eager": True}),
         (
             "method = 'eagle': must be ngram or suffix with model_impl = 'mindformers'",
