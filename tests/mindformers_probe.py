@@ -18,13 +18,16 @@ import numpy as np
 from ascend_emulator import values
 from mindspore import Tensor, nn, ops
 
+from ms_spec.config import EngineConfig
 from ms_spec.export import export_graphs
+from ms_spec.limits import model_limits
 from ms_spec.mindformers_runner import MindformersRunner
 from ms_spec.models.loading import Loaded, load
 from ms_spec.models.mindformers_qwen3 import MindformersQwen3, build_network
 from ms_spec.models.ops.ascend import AscendOps
 from ms_spec.models.weights import load_weights
 from ms_spec.proposers.ngram import NgramProposer
+from ms_spec.runner import build_runner
 from ms_spec.runtime import graph_thread, setup_mindspore, use_mode
 from ms_spec.verify.buckets import Buckets
 from ms_spec.work import Work
@@ -166,6 +169,19 @@ def loaded_differently(model: Path, loaded: Loaded) -> int:
     return sum(not np.array_equal(values(a), values(b)) or not values(a).any() for a, b in pairs)
 
 
+def engine_builds_it(model: Path, loaded: Loaded) -> None:
+    """What an LLM does on an NPU, up to the first graph."""
+    speculation = {"method": "ngram", "num_speculative_tokens": cases.K}
+    config = EngineConfig.parse(
+        str(model), device="ascend", model_impl="mindformers", max_model_len=64, speculative_config=speculation
+    )
+    limits = model_limits(config, loaded.config)
+    runner = build_runner(config, limits, loaded, None, AscendOps(), lambda: None)
+    assert isinstance(runner, MindformersRunner) and ("prefill", 1, 64) in runner.plan()
+    network = runner.graph(("decode", 8, cases.K + 1))[0].step.target.network
+    assert all(values(parameter).any() for parameter in network.get_parameters())
+
+
 def main(model: Path, folder: Path) -> None:
     """Writes what whole steps generate, and in how many weights the loaders differ."""
     setup_mindspore("cpu")
@@ -187,6 +203,7 @@ def main(model: Path, folder: Path) -> None:
         make_proposer=proposer,
         model_impl="mindformers",
     )
+    engine_builds_it(model, loaded)
     use_mode(True)
     found = generated(loaded)
     for dtype in cases.CLOSE:

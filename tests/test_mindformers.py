@@ -50,6 +50,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probe]:
     folder, here = tmp_path_factory.mktemp("graphs"), tmp_path_factory.mktemp("here")
     script = Path(__file__).parent / "mindformers_probe.py"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MS_DEV", "LOG_MF"))}
+    environment["MS_SPEC_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     done = subprocess.run(
         [sys.executable, str(script), str(model()), str(folder)],
         cwd=here, capture_output=True, text=True, env=environment,
