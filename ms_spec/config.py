@@ -16,6 +16,7 @@ from ms_spec.config_errors import knob, one_line
 from ms_spec.errors import ConfigError
 from ms_spec.extraction import METHOD as EXTRACTION
 from ms_spec.extraction import storage
+from ms_spec.models.mindformers_limits import METHODS
 from ms_spec.models.ops.limits import MAX_WIDTH
 from ms_spec.proposers import registry
 from ms_spec.speculative_config import SpeculativeConfig
@@ -102,6 +103,7 @@ class EngineConfig(BaseModel):
         "auto", "one of auto, float32, bfloat16, float16"
     )
     device: Literal["auto", "cpu", "ascend"] = knob("auto", "one of auto, cpu, ascend")
+    model_impl: Literal["auto", "ms_spec", "mindformers"] = knob("auto", "one of auto, ms_spec, mindformers")
     max_model_len: Optional[int] = knob(None, "an integer >= 2", ge=2)
     max_num_seqs: int = knob(8, f"an integer from 1 to {MAX_SEQS}", ge=1, le=MAX_SEQS)
     max_num_batched_tokens: Optional[int] = knob(None, "an integer >= 1 and >= max_num_seqs", ge=1)
@@ -187,20 +189,21 @@ class EngineConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> "EngineConfig":
+        if self.model_impl == "mindformers":
+            self._check_mindformers()
         self._check_available()
         self._check_sizes()
         self._check_speculation()
-        if self.device == "ascend":
-            self._check_ascend()
+        if self.device != "auto":
+            self._check_on(self.device)
         return self
 
     def check_device(self, device: str) -> None:
         """The rules of the device that ``auto`` turned out to be ("cpu" or "ascend"). Raises ConfigError."""
-        if device == "ascend":
-            try:
-                self._check_ascend()
-            except ValueError as error:
-                raise ConfigError(str(error)) from None
+        try:
+            self._check_on(device)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
     def check_drafts_fit(self, max_model_len: int) -> None:
         """Raises ConfigError for more drafts per step than a context of that length can ever take."""
@@ -307,6 +310,33 @@ class EngineConfig(BaseModel):
                     f"speculative_config.rejection_sample_method = '{asked}' contradicts additional_config."
                     f"rejection_sampler_config.enable_block_verify = {str(switch).lower()}; set one of them"
                 )
+
+    def _check_mindformers(self) -> None:
+        spec = self.speculative_config
+        if spec is not None and spec.method and spec.method not in METHODS:
+            raise ValueError(
+                f"speculative_config.method = '{spec.method}': must be {' or '.join(METHODS)} with model_impl = "
+                "'mindformers', beside which no other network can run in a graph; use ngram, or model_impl = 'ms_spec'"
+            )
+        if self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"tensor_parallel_size = {self.tensor_parallel_size}: must be 1 with model_impl = 'mindformers'; "
+                "use 1, or model_impl = 'ms_spec'"
+            )
+        if self.eager:
+            raise ValueError(
+                "enforce_eager = true: not with model_impl = 'mindformers', whose lengths are inputs of compiled "
+                "graphs; use false, or model_impl = 'ms_spec'"
+            )
+
+    def _check_on(self, device: str) -> None:
+        if device == "ascend":
+            self._check_ascend()
+        elif self.model_impl == "mindformers":
+            raise ValueError(
+                "model_impl = 'mindformers': needs device = 'ascend', because its operators exist on Ascend NPUs alone "
+                "(exporting its graphs needs none); use model_impl = 'ms_spec' on CPU"
+            )
 
     def _check_ascend(self) -> None:
         tokens, spec = self.num_speculative_tokens, self.speculative_config

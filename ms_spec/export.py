@@ -9,12 +9,11 @@ from typing import Any
 import mindspore as ms
 
 from ms_spec.models.config import ModelConfig
-from ms_spec.models.decoder import Decoder
 from ms_spec.models.ops.ascend import AscendOps
 from ms_spec.models.ops.interface import Backend
 from ms_spec.models.ops.limits import MAX_WIDTH, check_ascend, storage_dtype
 from ms_spec.proposers.base import Site
-from ms_spec.runner import ModelRunner
+from ms_spec.runner import ModelRunner, implementation
 from ms_spec.runtime import caches_in_place
 from ms_spec.verify.buckets import Buckets
 
@@ -32,6 +31,7 @@ def export_graphs(
     dtype: str | None = None,
     make_proposer: Callable[[Backend, Site], Any] | None = None,
     rule_options: dict[str, Any] | None = None,
+    model_impl: str = "ms_spec",
 ) -> dict[tuple[str, int, int], Path]:
     """Exports the decode and prefill graphs of a model. The weights are zeros: the graphs are what is wanted.
 
@@ -46,6 +46,7 @@ def export_graphs(
         dtype: of weights, cache and activations; the model's own if None.
         make_proposer: makes the proposer from the operations and its site (draft None); None: the graphs draft nothing.
         rule_options: as :func:`ms_spec.verify.rules.make_rule` takes them.
+        model_impl: whose network the target is: "ms_spec" or "mindformers".
 
     Returns:
         The file of each graph (kind, n, w).
@@ -58,7 +59,8 @@ def export_graphs(
     backend = AscendOps(dtype)
     buckets = buckets or Buckets.for_device("ascend", max_num_seqs, num_drafts, variable_width=True)
     num_blocks = max_num_seqs * -(-max_len // block_size) + 1
-    target = Decoder(config, backend, num_blocks, block_size, max_len, dtype)
+    network, make_runner = implementation(model_impl)
+    target = network(config, backend, num_blocks, block_size, max_len, dtype)
     site = Site(target, None, num_blocks, block_size, max_len, max_num_seqs, dtype)
     proposer = None if make_proposer is None else make_proposer(backend, site)
     widest = 0 if proposer is None else max(proposer.grids(num_drafts + 1), default=0)
@@ -67,7 +69,7 @@ def export_graphs(
             f"num_drafts={num_drafts}: the proposer runs {widest} tokens of a request at once, and Ascend's fused "
             f"attention takes {MAX_WIDTH} per decode round; use {num_drafts + MAX_WIDTH - widest}"
         )
-    runner = ModelRunner(
+    runner = make_runner(
         target,
         backend,
         buckets,

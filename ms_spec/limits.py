@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ms_spec.config import EngineConfig
 from ms_spec.errors import ConfigError
+from ms_spec.models.mindformers_limits import check_mindformers
 from ms_spec.models.ops.limits import check_ascend, storage_dtype
 from ms_spec.proposers.registry import lookahead
 
@@ -156,6 +157,8 @@ def model_limits(config: EngineConfig, model: ModelConfig, draft_numbers: int = 
         width = limits.num_speculative_tokens + 1
         try:
             check_ascend(model.head_dim, limits.block_size, dtype, width, model.num_heads, model.num_kv_heads)
+            if config.model_impl == "mindformers":
+                check_mindformers(model)
         except ValueError as error:
             raise ConfigError(str(error)) from None
     return limits

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mindspore import Tensor
+from mindspore import Tensor, nn
 
 from ms_spec.config import EngineConfig
 from ms_spec.limits import Limits, device_of, weights_dtype
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class _Inputs:
+class Inputs:
     """The host's arrays of one bucket and the tensors that share their memory: nothing is allocated per step."""
 
     slot: np.ndarray
@@ -48,7 +48,7 @@ class _Inputs:
     tensors: tuple[Tensor, ...] = ()
 
     @classmethod
-    def of(cls, n: int, w: int, blocks: int, drawn: int, host_bounds: bool, grids: Sequence[int]) -> _Inputs:
+    def of(cls, n: int, w: int, blocks: int, drawn: int, host_bounds: bool, grids: Sequence[int]) -> Inputs:
         """``drawn``: uniforms of a request; ``grids``: widths of the proposer's own grids."""
         made = cls(
             slot=np.zeros(n, np.int32),
@@ -91,9 +91,11 @@ class ModelRunner:
         eager: run operator by operator, without compiled graphs.
     """
 
+    inputs_type = Inputs
+
     def __init__(
         self,
-        target: Decoder,
+        target: Any,
         backend: Backend,
         buckets: Buckets,
         chunks: Sequence[int],
@@ -117,16 +119,19 @@ class ModelRunner:
         self._exported = getattr(proposer, "exported", False)
         dense = proposer is not None and proposer.dense
         history = new_history(max_num_seqs, max_len)
-        self._steps: dict[tuple[str, int, int], DecodeStep | PrefillStep] = {}
+        self._steps: dict[tuple[str, int, int], nn.Cell] = {}
         for bucket in self.plan():
             kind, _, w = bucket
             rule = make_rule(backend, w if kind == "decode" else 1, dense=dense, **rule_options)
-            step = (DecodeStep if kind == "decode" else PrefillStep)(target, backend, rule, history, proposer)
+            step = self._step(kind, target, backend, rule, history, proposer)
             # MindSpore's phase for inference: from the second call on, no checks of the arguments. So a Cell a bucket.
             step.phase = "increment"
             self._steps[bucket] = step
             self._matched = rule.matched
-        self._inputs: dict[tuple[str, int, int], _Inputs] = {}
+        self._inputs: dict[tuple[str, int, int], Inputs] = {}
+
+    def _step(self, kind: str, *parts: Any) -> nn.Cell:
+        return (DecodeStep if kind == "decode" else PrefillStep)(*parts)
 
     def plan(self) -> list[tuple[str, int, int]]:
         """Every graph that :meth:`warm_up` compiles: (kind, n, w)."""
@@ -139,11 +144,11 @@ class ModelRunner:
         """The step that runs a bucket of :meth:`plan`, and inputs of padding for it. Compiles nothing."""
         return self._steps[bucket], self._new_inputs(bucket).tensors
 
-    def _new_inputs(self, bucket: tuple[str, int, int]) -> _Inputs:
+    def _new_inputs(self, bucket: tuple[str, int, int]) -> Inputs:
         kind, n, w = bucket
         drawn = (w if kind == "decode" else 1) + self.num_drafts
         grids = () if self._proposer is None else self._proposer.grids(w)
-        return _Inputs.of(n, w, self._table_width, drawn, self._host_bounds, grids)
+        return self.inputs_type.of(n, w, self._table_width, drawn, self._host_bounds, grids)
 
     def warm_up(self, progress: Callable[[int], object] = lambda graphs: None) -> None:
         """Compiles every graph by running it on padding alone. ``progress`` hears of each."""
@@ -214,7 +219,7 @@ class ModelRunner:
         tokens = len(works[0].tokens) if works else 0  # live rows come first
         return out[0].asnumpy().tolist(), out[1].asnumpy()[:tokens].copy()
 
-    def _fill(self, inputs: _Inputs, i: int, work: Work) -> None:
+    def _fill(self, inputs: Inputs, i: int, work: Work) -> None:
         size, tables = len(work.tokens), inputs.block_tables
         inputs.slot[i] = work.slot
         inputs.tokens[i, :size] = work.tokens
@@ -229,13 +234,16 @@ class ModelRunner:
         inputs.limit[i] = work.draft_limit
         inputs.next_token[i] = work.next_token
         if self._host_bounds:
-            width, furthest = inputs.tokens.shape[1], work.start + len(work.tokens) + self.num_drafts + 1
-            inputs.bounds[i * width : (i + 1) * width] = np.minimum(work.start + 1 + np.arange(width), self.max_len)
-            for bounds in inputs.draft_bounds:
-                width = len(bounds) // len(inputs.slot)
-                bounds[i * width : (i + 1) * width] = min(furthest, self.max_len)
+            self._fill_bounds(inputs, i, work)
         if work.temperature > 0:
             self._fill_uniforms(inputs.uniforms[i], work)
+
+    def _fill_bounds(self, inputs: Inputs, i: int, work: Work) -> None:
+        width, furthest = inputs.tokens.shape[1], work.start + len(work.tokens) + self.num_drafts + 1
+        inputs.bounds[i * width : (i + 1) * width] = np.minimum(work.start + 1 + np.arange(width), self.max_len)
+        for bounds in inputs.draft_bounds:
+            width = len(bounds) // len(inputs.slot)
+            bounds[i * width : (i + 1) * width] = min(furthest, self.max_len)
 
     def _fill_uniforms(self, uniforms: np.ndarray, work: Work) -> None:
         width = len(uniforms) - self.num_drafts
@@ -247,6 +255,16 @@ class ModelRunner:
         uniforms[: width - 1] = drawn[: width - 1]
         uniforms[width - 1] = drawn[self.num_drafts]
         uniforms[width:] = drawn[self.num_drafts + 1 : -1]
+
+
+def implementation(model_impl: str) -> tuple[Any, type[ModelRunner]]:
+    """Whose network is the target, and the runner that feeds it, by ``model_impl``."""
+    if model_impl == "mindformers":
+        from ms_spec.mindformers_runner import MindformersRunner
+        from ms_spec.models.mindformers_qwen3 import MindformersQwen3
+
+        return MindformersQwen3, MindformersRunner
+    return Decoder, ModelRunner
 
 
 class _Watched:
@@ -280,7 +298,8 @@ def build_runner(
         ValueError: a checkpoint does not fit its config.
     """
     device, dtype = device_of(config), weights_dtype(config, loaded.config)
-    target = Decoder(loaded.config, backend, limits.num_blocks, limits.block_size, limits.max_model_len, dtype)
+    network, make_runner = implementation(config.model_impl)
+    target = network(loaded.config, backend, limits.num_blocks, limits.block_size, limits.max_model_len, dtype)
     speculation, sampler = config.speculative_config, config.additional_config.rejection_sampler_config
     proposer = None
     if speculation is not None:
@@ -290,7 +309,7 @@ def build_runner(
     method = speculation.rejection_sample_method if speculation else None
     longest = min(limits.prefill_chunk, backend.chunks[-1])
     chunks = sorted({min(chunk, longest) for chunk in backend.chunks})
-    runner = ModelRunner(
+    runner = make_runner(
         target,
         backend,
         Buckets.for_device(

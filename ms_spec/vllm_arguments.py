@@ -34,7 +34,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "max_parallel_loading_workers": (),
     "max_seq_len_to_capture": (8192,),
     "mm_processor_kwargs": ({},),
-    "model_impl": ("auto",),
     "override_generation_config": ({},),
     "pipeline_parallel_size": (1,),
     "preemption_mode": (),

@@ -2,9 +2,10 @@
 
 Each class has the constructor and the call of the MindSpore primitive of the same name, computes the same thing with
 NumPy in float32, rounds to the operator's dtype, and raises ``Violation`` on a call that breaks a documented rule
-(MindSpore 2.9's operator pages and CANN's page of aclnnFusedInferAttentionScoreV2). Arguments that we never use
-(quantisation, left padding, shared prefixes, ...) are refused too. They run in PyNative mode, where values can be
-looked at.
+(MindSpore 2.9's operator pages and CANN's page of aclnnFusedInferAttentionScoreV2; for ``PagedAttention`` also the
+header of its kernel in MindSpore's package, for ``ApplyRotaryPosEmb``, which has no page, how mindformers calls it).
+Arguments that we never use (quantisation, left padding, shared prefixes, ...) are refused too. They run in PyNative
+mode, where values can be looked at.
 """
 
 from __future__ import annotations
@@ -271,3 +272,93 @@ class Swiglu:
         need(input.shape[dim] % 2 == 0, f"input {input.shape} cannot be halved along {dim}")
         gate, up = np.split(values(input), 2, axis=dim)
         return ms.Tensor(gate / (1 + np.exp(-gate)) * up).astype(input.dtype)
+
+
+class PagedAttention:
+    """One row a query token; the tokens of a request stand together, ``q_seq_lens`` of them.
+
+    With more than one for any request the mask is added to the scores and nothing else keeps a token from the keys
+    behind it; otherwise there is no mask, whatever is given.
+    """
+
+    def __init__(
+        self, head_num, scale_value, kv_head_num, kv_cache_quant_mode="DEFAULT", mask_mode="MASK_DEFAULT", mla_v_dim=0
+    ):
+        need(kv_cache_quant_mode == "DEFAULT" and mask_mode == "MASK_DEFAULT" and not mla_v_dim, "a mode not emulated")
+        need(head_num % kv_head_num == 0, "head_num is no multiple of kv_head_num")
+        self.heads, self.scale, self.kv_heads = head_num, scale_value, kv_head_num
+
+    def __call__(
+        self,
+        query,
+        key_cache,
+        value_cache=None,
+        block_tables=None,
+        context_lens=None,
+        antiquant_scale=None,
+        antiquant_offset=None,
+        attn_mask=None,
+        q_seq_lens=None,
+        alibi_mask=None,
+    ):
+        unused = [antiquant_scale, antiquant_offset, alibi_mask]
+        need(all(x is None for x in unused), "an argument that is not emulated was given")
+        need(query.dtype in HALF, f"query is {query.dtype}; float16 or bfloat16 are taken")
+        need(key_cache.dtype == value_cache.dtype == query.dtype, "query and caches have different dtypes")
+        need(query.ndim == 2 and query.shape[1] % self.heads == 0, f"query {query.shape} is not [T, heads * dim]")
+        tokens, dim = query.shape[0], query.shape[1] // self.heads
+        need(key_cache.shape == value_cache.shape, "the caches differ in shape")
+        need(tuple(key_cache.shape[2:]) == (self.kv_heads, dim), f"cache {key_cache.shape} is not [.., .., kv, dim]")
+        for name, given in (("block_tables", block_tables), ("context_lens", context_lens), ("q_seq_lens", q_seq_lens)):
+            need(given is not None and given.dtype == ms.int32, f"{name} has to be int32")
+        tables, lengths, steps = values(block_tables), values(context_lens), values(q_seq_lens)
+        need(tables.ndim == 2 and lengths.shape == steps.shape == tables.shape[:1], "one row and length a request")
+        need(steps.sum() == tokens and (steps >= 1).all(), f"q_seq_lens {steps} are not of {tokens} query tokens")
+        blocks, block_size = key_cache.shape[:2]
+        need((lengths >= steps).all(), f"context_lens {lengths} are less than q_seq_lens {steps}")
+        need((lengths <= tables.shape[1] * block_size).all(), f"context_lens {lengths} leave the block table")
+        hidden = np.zeros((tokens, lengths.max()), np.float32)
+        if (steps > 1).any():
+            need(attn_mask is not None, "several query tokens without a mask see each other's future")
+            need(attn_mask.dtype == query.dtype, f"attn_mask is {attn_mask.dtype}, query is {query.dtype}")
+            need(attn_mask.ndim == 2 and attn_mask.shape[0] == tokens, f"attn_mask {attn_mask.shape} is not [T, S]")
+            need(attn_mask.shape[1] >= lengths.max(), f"attn_mask covers {attn_mask.shape[1]} keys of {lengths.max()}")
+            hidden = values(attn_mask)
+        out, first = np.zeros((tokens, self.heads, dim), np.float32), 0
+        rows, keys, vals = values(query).reshape(tokens, self.heads, dim), values(key_cache), values(value_cache)
+        for table, length, step in zip(tables, lengths, steps):
+            used = table[: -(-length // block_size)]
+            need(((used >= 0) & (used < blocks)).all(), "block_tables names a block outside the cache")
+            k, v = (x[used].reshape(-1, self.kv_heads, dim)[:length] for x in (keys, vals))
+            part = slice(first, first + step)
+            q = rows[part].reshape(step, self.kv_heads, -1, dim)
+            scores = np.einsum("sngd,tnd->sngt", q, k) * np.float32(self.scale) + hidden[part, None, None, :length]
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            weights /= weights.sum(-1, keepdims=True)
+            out[part] = np.einsum("sngt,tnd->sngd", weights, v).reshape(step, self.heads, dim)
+            first += step
+        return ms.Tensor(out.reshape(query.shape)).astype(query.dtype)
+
+
+class ApplyRotaryPosEmb:
+    """cos_format 2 only: pairs (i, i + D/2) turn by angles that are given for each row."""
+
+    def __init__(self, cos_format=0):
+        need(cos_format == 2, f"cos_format {cos_format}: only 2 is emulated")
+
+    def __call__(self, query, key, cos, sin, position_ids):
+        need(query.dtype in HALF, f"query is {query.dtype}; float16 or bfloat16 are taken")
+        need(query.dtype == key.dtype == cos.dtype == sin.dtype, "query, key, cos and sin have different dtypes")
+        need(query.ndim == key.ndim == 2, f"query {query.shape} and key {key.shape} are not [T, H]")
+        need(cos.shape == sin.shape and cos.ndim == 2, f"cos {cos.shape} and sin {sin.shape} are not [T, D]")
+        need(cos.shape[0] == query.shape[0] == key.shape[0], "one row of angles for each row")
+        need(position_ids.dtype == ms.int32 and position_ids.ndim == 1, "position_ids is not int32 [n]")
+        return tuple(self._turned(x, values(cos), values(sin)) for x in (query, key))
+
+    @staticmethod
+    def _turned(x, cos, sin):
+        rows, dim = values(x), cos.shape[1]
+        need(rows.shape[1] % dim == 0, f"rows of {rows.shape[1]} are no multiple of {dim}")
+        heads = rows.reshape(len(rows), -1, dim)
+        other = np.concatenate([-heads[..., dim // 2 :], heads[..., : dim // 2]], -1)
+        return ms.Tensor((heads * cos[:, None] + other * sin[:, None]).reshape(rows.shape)).astype(x.dtype)

@@ -28,7 +28,10 @@ def signature(function):
     return [(p.name, p.default) for p in inspect.signature(function).parameters.values()]
 
 
-@pytest.mark.parametrize("name", ["FusedInferAttentionScore", "ReshapeAndCache", "RmsNorm", "Swiglu"])
+@pytest.mark.parametrize(
+    "name",
+    ["ApplyRotaryPosEmb", "FusedInferAttentionScore", "PagedAttention", "ReshapeAndCache", "RmsNorm", "Swiglu"],
+)
 def test_signatures_are_those_of_mindspore(name):
     real, ours = getattr(auto_generate, name), getattr(emulator, name)
     assert signature(ours.__call__) == signature(real.__call__)
@@ -256,3 +259,103 @@ def test_rms_norm_and_swiglu():
 def test_norm_and_swiglu_notice(words, call):
     with pytest.raises(Violation, match=words):
         call()
+
+
+def lookahead(**change):
+    """PagedAttention for three requests of 2, 1 and 3 query tokens, good unless ``change`` spoils it."""
+    places = [3, 4, 0, 29, 30, 31]
+    call = {
+        "query": half(6, HEADS * DIM),
+        "key_cache": half(NUM_BLOCKS, BLOCK, KV_HEADS, DIM, seed=1),
+        "value_cache": half(NUM_BLOCKS, BLOCK, KV_HEADS, DIM, seed=2),
+        "block_tables": integers([[1, 0], [2, 3], [4, 5]]),
+        "context_lens": integers([5, 1, 32]),
+        "attn_mask": Tensor(np.where(np.arange(32)[None] > np.array(places)[:, None], -10000, 0), ms.float16),
+        "q_seq_lens": integers([2, 1, 3]),
+    }
+    options = {"head_num": HEADS, "scale_value": 0.25, "kv_head_num": KV_HEADS, **change.pop("options", {})}
+    return emulator.PagedAttention(**options)(**{**call, **change})
+
+
+def test_lookahead_attention_sees_what_the_mask_leaves():
+    got = lookahead()
+    assert got.dtype == ms.float16 and got.shape == (6, HEADS * DIM)
+    query, key, value = (
+        x.asnumpy() for x in (half(6, 64), half(NUM_BLOCKS, BLOCK, 32, seed=1), half(NUM_BLOCKS, BLOCK, 32, seed=2))
+    )
+    for row, (blocks, seen) in enumerate([([1], 4), ([1], 5), ([2], 1), ([4, 5], 30), ([4, 5], 31), ([4, 5], 32)]):
+        k, v = (x[blocks].reshape(-1, KV_HEADS, DIM)[:seen] for x in (key, value))
+        want = attention(query[row].reshape(HEADS, DIM), k, v, 0.25)
+        np.testing.assert_allclose(got.asnumpy()[row].reshape(HEADS, DIM), want, atol=2e-3)
+
+
+def test_single_tokens_take_no_mask():
+    one = {"query": half(3, 64), "q_seq_lens": integers([1, 1, 1])}
+    got = lookahead(**one, attn_mask=Tensor(np.full((1, 1), -10000), ms.float16))
+    np.testing.assert_array_equal(got.asnumpy(), lookahead(**one, attn_mask=None).asnumpy())
+
+
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        ("see each other's future", {"attn_mask": None}),
+        ("attn_mask is", {"attn_mask": Tensor(np.zeros((6, 32)), ms.float32)}),
+        (r"not \[T, S\]", {"attn_mask": half(3, 32)}),
+        ("covers 16 keys of 32", {"attn_mask": half(6, 16)}),
+        ("not of 6 query tokens", {"q_seq_lens": integers([2, 1, 2])}),
+        ("not of 6 query tokens", {"q_seq_lens": integers([3, 0, 3])}),
+        ("q_seq_lens has to be int32", {"q_seq_lens": None}),
+        ("context_lens has to be int32", {"context_lens": integers([5, 1, 32], ms.int64)}),
+        ("less than q_seq_lens", {"context_lens": integers([1, 1, 32])}),
+        ("leave the block table", {"context_lens": integers([5, 1, 33])}),
+        ("one row and length a request", {"block_tables": integers([[1, 0], [2, 3]])}),
+        ("outside the cache", {"block_tables": integers([[1, 0], [2, 3], [4, 6]])}),
+        ("float16 or bfloat16", {"query": half(6, 64, dtype=ms.float32)}),
+        ("different dtypes", {"query": half(6, 64, dtype=ms.bfloat16)}),
+        (r"not \[T, heads", {"query": half(6, 4, 16)}),
+        ("differ in shape", {"value_cache": half(NUM_BLOCKS, BLOCK, 1, DIM)}),
+        (r"kv, dim\]", {"key_cache": half(NUM_BLOCKS, BLOCK, 32), "value_cache": half(NUM_BLOCKS, BLOCK, 32)}),
+        ("not emulated", {"alibi_mask": half(6, 32)}),
+        ("not emulated", {"options": {"mask_mode": "TRAPEZOIDAL"}}),
+        ("no multiple", {"options": {"kv_head_num": 3}}),
+    ],
+)
+def test_lookahead_attention_notices(words, change):
+    with pytest.raises(Violation, match=words):
+        lookahead(**change)
+
+
+def rotated(**change):
+    call = {"query": half(2, 64), "key": half(2, 32, seed=1), "cos": half(2, DIM, seed=2), "sin": half(2, DIM, seed=3)}
+    call = {**call, "position_ids": integers([2]), **change}
+    return emulator.ApplyRotaryPosEmb(call.pop("cos_format", 2))(**call)
+
+
+def test_rotation_turns_pairs():
+    cos, sin = (half(2, DIM, seed=seed).asnumpy().astype(np.float64) for seed in (2, 3))
+    for got, given in zip(rotated(), (half(2, 64), half(2, 32, seed=1))):
+        heads = given.asnumpy().astype(np.float64).reshape(2, -1, DIM)
+        for i in range(DIM // 2):
+            a, b = heads[:, :, i], heads[:, :, i + DIM // 2]
+            turned = got.asnumpy().reshape(heads.shape)
+            np.testing.assert_allclose(turned[:, :, i], a * cos[:, None, i] - b * sin[:, None, i], atol=1e-2)
+            at = i + DIM // 2
+            np.testing.assert_allclose(turned[:, :, at], b * cos[:, None, at] + a * sin[:, None, at], atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        ("only 2 is emulated", {"cos_format": 0}),
+        ("float16 or bfloat16", {"query": half(2, 64, dtype=ms.float32)}),
+        ("different dtypes", {"cos": half(2, DIM, dtype=ms.float32)}),
+        (r"not \[T, H\]", {"query": half(2, 4, 16)}),
+        (r"not \[T, D\]", {"sin": half(2, 8)}),
+        ("one row of angles", {"cos": half(9, DIM), "sin": half(9, DIM)}),
+        ("position_ids", {"position_ids": integers([2], ms.int64)}),
+        ("no multiple of", {"key": half(2, 40)}),
+    ],
+)
+def test_rotation_notices(words, change):
+    with pytest.raises(Violation, match=words):
+        rotated(**change)
