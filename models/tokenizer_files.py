@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,8 @@ def _converted(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         content = json.loads(cached.read_text(encoding="utf-8"))
         return from_json(content["tokenizer"], str(cached)), content["special_tokens"]
+    # It imports protobuf, which MindSpore can use only in this form, and asks for itself too late then.
+    os.environ.setdefault("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "python")
     from transformers import AutoTokenizer, LlamaTokenizerFast
 
     try:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
 from concurrent.futures import Future
 from typing import Any, Callable, TypeVar
 
+from ms_spec.errors import EngineError
 from ms_spec.interrupt import HeldInterrupts, ignore_interrupts, same_handler
 
 T = TypeVar("T")
@@ -45,7 +47,15 @@ class GraphThread:
         """Calls ``function`` on the graph thread and waits for its result. From that thread itself: calls it.
 
         KeyboardInterrupt comes when the call has ended; see :meth:`check`.
+
+        Raises:
+            EngineError: in a forked process, if MindSpore was in use before.
         """
+        if _inherited:
+            raise EngineError(
+                "MindSpore was in use before this process was forked, and would hang here; start processes with "
+                "multiprocessing's 'spawn' method, and make the LLM in them"
+            )
         if threading.current_thread() is self._thread:
             return function(*args, **kwargs)
         with HeldInterrupts() as held:
@@ -79,6 +89,8 @@ class GraphThread:
 
 _thread: GraphThread | None = None
 _lock = threading.Lock()
+_in_use = _inherited = False
+"""Whether MindSpore has been set up in this process; whether it was in the one that this was forked from."""
 
 
 def graph_thread() -> GraphThread:
@@ -91,8 +103,8 @@ def graph_thread() -> GraphThread:
 
 
 def _forget_thread() -> None:
-    global _thread, _lock
-    _thread, _lock = None, threading.Lock()
+    global _thread, _lock, _inherited
+    _thread, _lock, _inherited = None, threading.Lock(), _inherited or _in_use
 
 
 if hasattr(os, "register_at_fork"):
@@ -118,6 +130,16 @@ def caches_in_place() -> None:
     os.environ.setdefault("MS_DEV_SIDE_EFFECT_LOAD_ELIM", "3")
 
 
+def _check_protobuf() -> None:
+    """MindSpore's import fails with protobuf's own kind of messages, and then takes the process down."""
+    api = sys.modules.get("google.protobuf.internal.api_implementation")
+    if "mindspore" not in sys.modules and api is not None and api.Type() == "upb":
+        raise ValueError(
+            "protobuf: imported before MindSpore, in a form that MindSpore cannot use; import mindspore first, or set "
+            "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python in the environment"
+        )
+
+
 def setup_mindspore(device: str, eager: bool = False) -> None:
     """Imports MindSpore and sets what it keeps per process: device, mode, quiet logs. Call it on the graph thread.
 
@@ -128,7 +150,10 @@ def setup_mindspore(device: str, eager: bool = False) -> None:
     Raises:
         ValueError: MindSpore is not installed, or cannot use the device on this machine.
     """
+    global _in_use
     os.environ.setdefault("GLOG_v", "3")  # errors only; must be set before the import
+    _check_protobuf()
+    _in_use = True
     try:
         import mindspore as ms
     except ImportError as error:
