@@ -33,8 +33,10 @@ from test_ascend_export import (
 from ms_spec.export import export_graphs
 from ms_spec.models.config import ModelConfig
 from ms_spec.models.drafts import DflashShape, Draft, Eagle3Shape, EagleShape, LayerShape, MedusaShape, MtpShape
+from ms_spec.models.ops.interface import ASKED
 from ms_spec.models.ops.limits import check_ascend
 from ms_spec.proposers.registry import build_proposer
+from ms_spec.shaping import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
 from ms_spec.speculative_config import METHODS, SpeculativeConfig
 from ms_spec.verify.buckets import Buckets
 from ms_spec.work import MAX_BANNED
@@ -245,12 +247,15 @@ def test_graph(name, kind, exported):
 
     emitted = w if kind == "decode" else 1
     blocks = MAX_LEN // BLOCK
-    shapes = [[n], [n, w], [n], [n, blocks], [n * w], [n, 4], [n, MAX_BANNED], [n], [n], [n], [n, emitted + drafts]]
+    shapes = [[N + 1, VOCAB], [N + 1, MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS]]
+    shapes += [[n], [n, w], [n], [n, blocks], [n * w], [n, 4], [n, MAX_BANNED], [n], [n, 3], [n, len(ASKED)]]
+    shapes += [[n], [n], [n, emitted + drafts]]
     assert list(graph.inputs.values()) == shapes + [[n * grid] for grid in case.grids(w)]
     assert not TRAPPED & set(graph.inputs)
     states = [[CHUNK, 2, case.target.hidden_size]] if name == "extract_hidden_states" else []
     packed = emitted + (drafts if name != "suffix" else 0)
-    assert graph.outputs == [[n, 5 + packed], *states]
+    scores = [n, emitted + w * (kind == "prefill"), 2 + 2 * 20]
+    assert graph.outputs == [[n, 5 + packed], scores, *states]
 
     used = set(graph.count)
     assert used <= STRUCTURE | FUSED | DOCUMENTED, used - (STRUCTURE | FUSED | DOCUMENTED)
@@ -258,6 +263,7 @@ def test_graph(name, kind, exported):
     assert graph.count["FusedInferAttentionScore"] == graph.count["Swiglu"] == layers
     assert graph.count["ReshapeAndCache"] == layers + case.written
     of_target = 2 * LAYERS + 1 + 2 * LAYERS * case.target.qk_norm
+    of_target += kind == "prefill"  # of all rows, for the log-probabilities of the prompt
     assert graph.count["RmsNorm"] == of_target + case.norms + (case.normed and kind == "prefill")
 
     check_attention(graph, case, w)
