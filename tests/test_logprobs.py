@@ -68,6 +68,18 @@ PARAMS = [
     greedy(20),
     greedy(30, prompt_logprobs=1, allowed_token_ids=[8, 9, 10]),
 ]
+WISHES = [
+    {"frequency_penalty": -2.0},
+    {"frequency_penalty": 2.0},
+    {"presence_penalty": 1.5, "repetition_penalty": 1.3},
+    {"logit_bias": {9: 4.0, 40: -100.0}, "frequency_penalty": 0.3},
+    {"allowed_token_ids": list(range(3, 30)), "repetition_penalty": 1.2},
+    {"bad_words": ["a", "th", "e"], "presence_penalty": 0.5},
+]
+MORE = [
+    *(greedy(40, logprobs=1, **wishes) for wishes in WISHES),
+    *(sampled(seed, 40, logprobs=2, **wishes) for seed, wishes in enumerate(WISHES)),
+]
 
 
 def test_numbers_are_those_of_transformers():
@@ -95,21 +107,23 @@ def test_numbers_are_those_of_transformers():
 
 @pytest.mark.parametrize("k", [1, 4])
 def test_drafts_change_no_bit(k):
-    wanted = each(plain(), PROMPTS, PARAMS)
-    assert told(generate(plain(), PROMPTS, PARAMS)) == wanted
+    jobs, params = PROMPTS * 3, PARAMS + MORE
+    wanted = each(plain(), jobs, params)
+    assert told(generate(plain(), jobs, params)) == wanted
     with Counted(ngram(k)) as did:
-        assert each(ngram(k), PROMPTS, PARAMS) == wanted
-    assert 20 < did.accepted_tokens < did.draft_tokens
+        assert each(ngram(k), jobs, params) == wanted
+    assert 50 < did.accepted_tokens < did.draft_tokens
     with Counted(ngram(k)) as did:
-        assert told(generate(ngram(k), PROMPTS, PARAMS)) == wanted
-    assert did.accepted_tokens > 20
+        assert told(generate(ngram(k), jobs, params)) == wanted  # eight at a time, each with wishes of its own
+    assert did.accepted_tokens > 50
     assert all(output.outputs[0].token_ids for output in generate(ngram(k), PROMPTS, greedy(3)))
 
 
 def test_preemptions_and_chunks_change_no_bit():
-    wanted = each(plain(), PROMPTS, PARAMS)
+    jobs, params = PROMPTS * 3, [*MORE, *PARAMS[::-1]]
+    wanted = each(plain(), jobs, params)
     with Counted(crowded()) as did:
-        assert told(generate(crowded(), PROMPTS, PARAMS)) == wanted
+        assert told(generate(crowded(), jobs, params)) == wanted
     assert did.preemptions > 3 and did.accepted_tokens > 10
 
 

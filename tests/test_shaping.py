@@ -1,4 +1,7 @@
-"""Penalties, biases, allowed ids and bad words through LLM: what transformers generates, with and without drafts."""
+"""Penalties, biases, allowed ids and bad words through LLM: transformers' output, whatever the neighbours and methods.
+
+That drafts, batches and preemptions change nothing is tested in ``test_logprobs``, together with log-probabilities.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ from ms_spec import LLM, SamplingParams
 from ms_spec.parts import sampling_defaults
 
 LENGTH = 128
+SMALL = {"max_num_seqs": 1, "long_prefill_token_threshold": 64}
+"""Three graphs."""
 PROMPTS = [[7, 9, 11, 13] * 5, list(range(40, 70)), [21, 22, 23] * 3, [5, 6], [90, 91, 92, 93, 94] * 4, [8] * 9]
 WISHES = [
     {"frequency_penalty": -2.0},
@@ -32,12 +37,7 @@ def plain() -> LLM:
 
 
 def ngram(k: int, **arguments) -> LLM:
-    return llm(copying_model(), k=k, **{"max_model_len": LENGTH, **arguments})
-
-
-def crowded() -> LLM:
-    """A cache for hardly more than one request, and prompts in pieces of 7."""
-    return ngram(4, num_gpu_blocks_override=9, long_prefill_token_threshold=7)
+    return llm(copying_model(), k=k, max_model_len=LENGTH, **arguments)
 
 
 @functools.cache
@@ -69,29 +69,6 @@ def test_transformers_own_repetition_penalty():
         assert run(plain(), [prompt], greedy(20, repetition_penalty=1.3)) == [ids[0, len(prompt) :].tolist()]
 
 
-@pytest.mark.parametrize("k", [1, 4])
-def test_drafts_change_nothing(k):
-    params = [greedy(40, **wishes) for wishes in WISHES]
-    params += [sampled(seed, 40, **wishes) for seed, wishes in enumerate(WISHES)]
-    jobs = PROMPTS * 2
-    wanted = alone(plain(), jobs, params)
-    assert len({tuple(ids) for ids in wanted}) == len(wanted)
-    assert wanted[5] == alone(plain(), PROMPTS[5:], greedy(40))[0]
-    assert run(plain(), jobs, params) == wanted
-    with Counted(ngram(k)) as did:
-        assert alone(ngram(k), jobs, params) == wanted
-    assert 20 < did.accepted_tokens < did.draft_tokens
-    assert run(ngram(k), jobs, params) == wanted  # eight at a time, each with wishes of its own
-
-
-def test_preemptions_change_nothing():
-    params = [(greedy(40, **wishes) if i % 2 else sampled(i, 40, **wishes)) for i, wishes in enumerate(WISHES)]
-    wanted = alone(plain(), PROMPTS, params)
-    with Counted(crowded()) as did:
-        assert run(crowded(), PROMPTS, params) == wanted
-    assert did.preemptions > 3 and did.accepted_tokens > 10
-
-
 def test_a_request_without_wishes_is_not_touched_by_its_neighbours():
     wanted = alone(plain(), PROMPTS, greedy(30))
     for engine in (plain(), ngram(4)):
@@ -104,7 +81,7 @@ def test_a_request_without_wishes_is_not_touched_by_its_neighbours():
     "rule", [{"enable_block_verify": True}, {"enable_entropy_verify": True, "posterior_alpha": 0.1}]
 )
 def test_other_rules(rule):
-    engine = ngram(3, additional_config={"rejection_sampler_config": rule})
+    engine = ngram(3, **SMALL, additional_config={"rejection_sampler_config": rule})
     wanted = alone(plain(), PROMPTS, [greedy(30, **wishes) for wishes in WISHES])
     assert run(engine, PROMPTS, [greedy(30, **wishes) for wishes in WISHES]) == wanted
     ids = run(engine, PROMPTS, [sampled(seed, 30, allowed_token_ids=[4, 5, 6, 7]) for seed in range(6)])
@@ -204,7 +181,7 @@ def test_other_methods(method):
     config = {"method": method, "num_speculative_tokens": 3}
     if method == "draft_model":
         config |= {"model": str(model), "draft_sample_method": "probabilistic"}
-    base, engine = llm(model, max_model_len=LENGTH), llm(model, max_model_len=LENGTH, speculative_config=config)
+    base, engine = (llm(model, max_model_len=LENGTH, **SMALL, **more) for more in ({}, {"speculative_config": config}))
     params = [greedy(24, logprobs=2, **wishes) for wishes in WISHES]
     wanted = base.generate(PROMPTS, params, use_tqdm=False)
     with Counted(engine) as did:
