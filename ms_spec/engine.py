@@ -305,11 +305,12 @@ class Engine:
 
     def _tell_prompt(self, seq: Sequence, rows: list[list[float]]) -> None:
         """Log-probabilities of the tokens behind those of a chunk. After a preemption some of them are known."""
-        output, first = seq.request.output, seq.computed + 1
-        known = len(output.prompt_logprobs) - first
-        tokens = output.prompt_token_ids[first + known : first + len(rows)]
-        most = seq.request.params.prompt_logprobs or 0
-        output.prompt_logprobs += entries(tokens, rows[known:], most, self._texts(seq))
+        output, told = seq.request.output, seq.request.output.prompt_logprobs
+        if told is not None:
+            first = seq.computed + 1
+            tokens = output.prompt_token_ids[len(told) : first + len(rows)]
+            most = seq.request.params.prompt_logprobs or 0
+            told.extend(entries(tokens, rows[len(told) - first :], most, self._texts(seq)))
 
     def _texts(self, seq: Sequence) -> Callable[[int], str | None]:
         return self._text_of if seq.request.params.detokenize else no_text

@@ -52,7 +52,7 @@ DOCUMENTED = {
     "Exp", "ExpandDims", "FloorDiv", "Gather", "GatherD", "Greater", "GreaterEqual", "Less", "LessEqual",
     "LessScalar", "Log", "LogicalAnd", "LogicalOr", "MaskedFillScalar", "MatMul", "Maximum", "Minimum", "Mul", "Muls",
     "ReLU", "ReduceAll", "ReduceMax", "ReduceMin", "ReduceSum", "Reshape", "ScatterNdUpdate", "Select", "SiLU", "Sort",
-    "Split", "Squeeze", "Stack", "StridedSlice", "Sub", "SumExt", "TensorScatterElements",
+    "Split", "Squeeze", "Stack", "StridedSlice", "Sub", "SumExt", "TensorScatterElements", "TopK",
 }  # fmt: skip
 """Plain operators in use: what MindSpore says about each names Ascend."""
 PARTS = {
