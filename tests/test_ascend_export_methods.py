@@ -109,7 +109,7 @@ class Case:
     """A method and what its drafter puts into a graph.
 
     passes: number of the grid whose bounds each of its attention operators gets; norms: its RmsNorms; written: cache
-    writes without attention; normed: whether it wants the target's normed states, in a prefill those of all rows.
+    writes without attention.
     """
 
     method: str
@@ -117,7 +117,6 @@ class Case:
     passes: tuple[int, ...] = ()
     norms: int = 0
     written: int = 0
-    normed: bool = False
     architecture: str = "Qwen3ForCausalLM"
     options: tuple[tuple[str, Any], ...] = ()
 
@@ -162,10 +161,10 @@ CHAIN = (0, *[1] * (K - 1))
 CASES = {
     "suffix": Case("suffix"),
     "draft_model": Case("draft_model", small, CHAIN, norms=K * (4 + 1)),
-    "eagle": Case("eagle", eagle, CHAIN, norms=K, normed=True, options=(("disable_padded_drafter_batch", True),)),
+    "eagle": Case("eagle", eagle, CHAIN, norms=K, options=(("disable_padded_drafter_batch", True),)),
     "eagle3": Case("eagle3", eagle3, CHAIN, norms=3 + K * 4, options=(("draft_sample_method", "probabilistic"),)),
-    "medusa": Case("medusa", medusa, normed=True),
-    "mtp": Case("mtp", mtp, CHAIN, norms=K * 5, normed=True, architecture="MiMoForCausalLM"),
+    "medusa": Case("medusa", medusa),
+    "mtp": Case("mtp", mtp, CHAIN, norms=K * 5, architecture="MiMoForCausalLM"),
     "dflash": Case("dflash", dflash, (0, 0), norms=1 + 2 * (4 + 1) + 1, written=2),
     "extract_hidden_states": Case(
         "extract_hidden_states",
@@ -263,8 +262,8 @@ def test_graph(name, kind, exported):
     assert graph.count["FusedInferAttentionScore"] == graph.count["Swiglu"] == layers
     assert graph.count["ReshapeAndCache"] == layers + case.written
     of_target = 2 * LAYERS + 1 + 2 * LAYERS * case.target.qk_norm
-    of_target += kind == "prefill"  # of all rows, for the log-probabilities of the prompt
-    assert graph.count["RmsNorm"] == of_target + case.norms + (case.normed and kind == "prefill")
+    # A prefill also norms all rows: for the log-probabilities of the prompt, and for proposers that want normed states.
+    assert graph.count["RmsNorm"] == of_target + case.norms + (kind == "prefill")
 
     check_attention(graph, case, w)
     check_order(graph)
