@@ -128,7 +128,7 @@ def _without_rule(step: Any, device: str) -> Any:
     from ms_spec.step import DecodeStep
 
     class NoRule(nn.Cell):
-        def construct(self, logits, rows, drafts, draft_probs, sampling, banned, banned_until, uniforms):
+        def construct(self, logits, rows, drafts, draft_probs, sampling, banned, banned_until, uniforms, shaping=None):
             nothing = ops.minimum(ops.abs(logits[:1, :1]), 0.0).astype(ms.int32)
             one = ops.ones_like(banned_until)
             emitted = ops.cat((drafts[:, :1] + nothing, ops.full_like(drafts, -1)), 1)

@@ -79,7 +79,8 @@ def _check_prompts(
     """Whether the engine would take every prompt. It is asked itself; without a model it takes no step."""
     tokenizer: Any = loaded.tokenizer
     nothing: Any = None
-    engine = Engine(nothing, limits, loaded.config.vocab_size, loaded.eos_token_ids, tokenizer.stream_decoder)
+    parts = (limits, loaded.config.vocab_size, loaded.eos_token_ids, tokenizer.stream_decoder)
+    engine = Engine(nothing, *parts, tokenizer=tokenizer)
     for number, (prompt, one) in enumerate(zip(job.prompts, params), 1):
         try:
             if config.extracts and one.max_tokens != 1:

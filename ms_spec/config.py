@@ -28,6 +28,7 @@ MAX_ROWS_SHORTENED = 512
 MAX_ROWS = 16384
 """Most rows of a decode step, max_num_seqs x (num_speculative_tokens + 1): their logits alone take gigabytes."""
 MAX_SEQS = 4096
+MAX_LOGPROBS = 1000
 
 
 class RejectionSamplerConfig(BaseModel):
@@ -120,6 +121,7 @@ class EngineConfig(BaseModel):
     enforce_eager: bool = knob(False, "true or false")
     async_scheduling: Optional[bool] = knob(None, "true or false")
     seed: Optional[int] = knob(None, "an integer from 0 to 2**64 - 1", ge=0, le=2**64 - 1)
+    max_logprobs: int = knob(20, f"an integer from 0 to {MAX_LOGPROBS}", ge=0, le=MAX_LOGPROBS)
     quantization: Optional[str] = knob(None, "null (GGUF files are recognised by themselves)")
     trust_remote_code: bool = knob(False, "true or false (no code of a checkpoint is ever run)")
     served_model_name: Union[str, list[str], None] = knob(None, "a name or a list of names")

@@ -10,19 +10,22 @@ from typing import Any, Callable
 from ms_spec.draft_budget import DraftGate
 from ms_spec.errors import EngineError, RequestError
 from ms_spec.hidden_states import HiddenStatesSink
-from ms_spec.inputs import token_ids
 from ms_spec.limits import Limits
+from ms_spec.logprobs import TokenTexts, entries, no_text
 from ms_spec.metrics import EngineMetrics, Metrics
 from ms_spec.outputs import CompletionOutput, Delta, RequestOutput
 from ms_spec.proposers.base import HostProposer
 from ms_spec.request import DECODE, FINISHED, Request, Sequence
+from ms_spec.request_checks import RequestChecks
 from ms_spec.sampling_params import SamplingParams
 from ms_spec.scheduler import Chunk, Plan, Row, Scheduler
 from ms_spec.seeds import request_seed
+from ms_spec.shaping import shaping_of
 from ms_spec.stopping import Decoder, Stopping
-from ms_spec.work import MAX_BANNED, Result, Runner, Work
+from ms_spec.work import Result, Runner, Work
 
 NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
+NONE_LEFT = ", or logit_bias, allowed_token_ids, bad_words and min_tokens leave no token"
 
 
 def call_here(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -42,6 +45,7 @@ class Engine:
     adaptive: False always verifies all drafts.
     drafter: drafts between the steps; None: the runner does, or nobody.
     sink: takes the hidden states that the runner returns. A request ends when its file is there.
+    tokenizer: for what needs more than ``make_decoder``: bad words, and the texts beside log-probabilities.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Engine:
         adaptive: bool = True,
         drafter: HostProposer | None = None,
         sink: HiddenStatesSink | None = None,
+        tokenizer: Any = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.limits = limits
@@ -69,6 +74,11 @@ class Engine:
         self._call = call
         self._drafter = drafter
         self._sink = sink
+        self._tokenizer = tokenizer
+        self._text_of = TokenTexts(tokenizer)
+        self._checks = RequestChecks(
+            limits, self.scheduler.blocks, vocab_size, self._eos, make_decoder is not None, sink is not None
+        )
         self._saving: dict[int, tuple[Sequence, str, int | str | None]] = {}
         self._clock = clock
         self._counter = 0
@@ -84,23 +94,33 @@ class Engine:
         params: SamplingParams,
         request_id: str | None = None,
         prompt: str | None = None,
+        num_drafts: int | None = None,
     ) -> Request:
-        """Queues a request. Raises RequestError, and leaves no trace, if it cannot be served."""
-        ids = self._check_prompt(prompt_ids)
-        max_output = self._check_params(ids, params)
+        """Queues a request. Raises RequestError, and leaves no trace, if it cannot be served.
+
+        num_drafts: the most at a time; None: as many as the engine can.
+        """
+        ids = self._checks.prompt(prompt_ids)
+        max_output = self._checks.params(ids, params)
+        shaping = shaping_of(params, len(ids), self._tokenizer)
         number = self._counter
         name = str(number) if request_id is None else request_id
         if name in self._requests:
             raise RequestError(f"request_id = {name!r}: already in use by a running request")
         output = RequestOutput(name, prompt, ids, [], finished=False)
-        request = Request(output, params, self._seed_of(params, number), self._clock())
+        if params.prompt_logprobs is not None:
+            output.prompt_logprobs = [None]  # nothing says how likely the first one is
+        most = self.limits.num_speculative_tokens if num_drafts is None else num_drafts
+        request = Request(output, params, self._seed_of(params, number), self._clock(), most, shaping)
         for sample in range(params.n):
             decoder = None
             if self._make_decoder is not None and params.detokenize:
                 decoder = self._make_decoder(params.skip_special_tokens)
             out = CompletionOutput(sample)
+            if params.logprobs is not None:
+                out.logprobs, out.cumulative_logprob = [], 0.0
             output.outputs.append(out)
-            gate = DraftGate(self.limits.num_speculative_tokens)
+            gate = DraftGate(most)
             stopping = Stopping(params, self._eos, decoder, max_output)
             request.sequences.append(Sequence(request, out, self._order + sample, max_output, stopping, gate))
         self._counter += 1
@@ -182,6 +202,10 @@ class Engine:
         work = self._work(seq, seq.tokens[seq.computed : end], seq.computed, chunk.limit)
         if end < len(seq.tokens):
             work.next_token = seq.tokens[end]
+        work.logprobs = work.logprobs and chunk.last
+        work.prompt_logprobs = (
+            seq.request.params.prompt_logprobs is not None and seq.num_output == 0 and seq.out.index == 0
+        )
         return work
 
     def _row_work(self, row: Row) -> Work:
@@ -203,6 +227,8 @@ class Engine:
             min_p=params.min_p,
             banned=seq.banned,
             banned_until=seq.banned_until,
+            shaping=seq.request.shaping,
+            logprobs=params.logprobs is not None,
             seed=seq.request.seed,
             sample=seq.out.index,
             output_index=seq.num_output,
@@ -215,6 +241,8 @@ class Engine:
         seq = chunk.seq
         if self._sink is not None and seq.out.index == 0 and result is not None and result.states is not None:
             self._sink.take(seq.order, seq.computed, result.states)
+        if result is not None and result.prompt_logprobs is not None:
+            self._tell_prompt(seq, result.prompt_logprobs)
         seq.computed += chunk.size
         if chunk.last and result is not None:
             seq.state = DECODE
@@ -252,6 +280,10 @@ class Engine:
                 break
         seq.tokens += kept
         out.token_ids += kept
+        if result.logprobs is not None and out.logprobs is not None:
+            told = result.logprobs[: len(kept)]
+            out.logprobs += entries(kept, told, seq.request.params.logprobs or 0, self._texts(seq))
+            out.cumulative_logprob = sum((row[0] for row in told), out.cumulative_logprob or 0.0)
         drafting = result.draft_seconds
         if self._drafter is None:
             seq.drafts = result.drafts
@@ -264,10 +296,24 @@ class Engine:
         out.text += text
         seq.request.touch()
         if reason == "error":
-            seq.request.output.error = NOT_FINITE
+            shaping, banned = seq.request.shaping, seq.banned_until > len(seq.tokens)
+            none_left = banned or (shaping is not None and shaping.bans)
+            seq.request.output.error = NOT_FINITE + (NONE_LEFT if none_left else "")
         if reason is not None:
             self._finish(seq, reason, stop)
         return Delta(seq.request.output, out.index, text, kept)
+
+    def _tell_prompt(self, seq: Sequence, rows: list[list[float]]) -> None:
+        """Log-probabilities of the tokens behind those of a chunk. After a preemption some of them are known."""
+        output, told = seq.request.output, seq.request.output.prompt_logprobs
+        if told is not None:
+            first = seq.computed + 1
+            tokens = output.prompt_token_ids[len(told) : first + len(rows)]
+            most = seq.request.params.prompt_logprobs or 0
+            told.extend(entries(tokens, rows[len(told) - first :], most, self._texts(seq)))
+
+    def _texts(self, seq: Sequence) -> Callable[[int], str | None]:
+        return self._text_of if seq.request.params.detokenize else no_text
 
     def _draft(self, seq: Sequence, emitted: list[int], limit: int) -> list[int]:
         """Drafts of the host's own."""
@@ -335,58 +381,6 @@ class Engine:
                 self._finish(seq, "error", None)
                 deltas.append(Delta(request.output, seq.out.index, "", []))
         return deltas
-
-    # Checks
-
-    def _check_prompt(self, prompt_ids: Iterable[int]) -> list[int]:
-        ids = token_ids(prompt_ids)
-        if not ids:
-            raise RequestError("the prompt is empty; give at least one token")
-        longest = self.limits.max_model_len - 1
-        if len(ids) > longest:
-            raise RequestError(
-                f"the prompt has {len(ids)} tokens; with max_model_len = {longest + 1} at most {longest} are allowed, "
-                f"one less for the first output token; shorten it or raise max_model_len to {len(ids) + 1} or more"
-            )
-        self._check_ids("prompt_token_ids", ids)
-        return ids
-
-    def _check_params(self, ids: list[int], params: SamplingParams) -> int:
-        """The most output tokens."""
-        if not isinstance(params, SamplingParams):
-            raise RequestError(f"sampling_params must be SamplingParams, not {type(params).__name__}")
-        self._check_ids("stop_token_ids", params.stop_token_ids or [])
-        if self._sink is not None and params.max_tokens != 1:
-            raise RequestError(
-                f"max_tokens = {params.max_tokens}: must be 1 with method 'extract_hidden_states', which saves the "
-                "states of prompts; use max_tokens = 1"
-            )
-        if params.stop and self._make_decoder is None:
-            raise RequestError("stop needs text, and this engine has no tokenizer; use stop_token_ids")
-        banned = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else self._eos)
-        if params.min_tokens and len(banned) > MAX_BANNED:
-            raise RequestError(
-                f"min_tokens = {params.min_tokens}: at most {MAX_BANNED} stop ids can be held back, these are "
-                f"{len(banned)}; use fewer stop_token_ids or min_tokens = 0"
-            )
-        room = self.limits.max_model_len - len(ids)
-        max_output = room if params.max_tokens is None else min(params.max_tokens, room)
-        blocks = self.scheduler.blocks
-        need = blocks.needed(self.limits.span(len(ids) + max_output - 1))
-        if need > blocks.num_usable:
-            raise RequestError(
-                f"a prompt of {len(ids)} tokens with max_tokens = {max_output} needs {need} KV blocks of "
-                f"{blocks.block_size} tokens; there are {blocks.num_usable}; lower max_tokens or enlarge the cache"
-            )
-        return max_output
-
-    def _check_ids(self, name: str, ids: list[int]) -> None:
-        if ids and (max(ids) >= self._vocab_size or min(ids) < 0):
-            place, wrong = next((i, token) for i, token in enumerate(ids) if not 0 <= token < self._vocab_size)
-            raise RequestError(
-                f"{name}[{place}] = {wrong}: not in the vocabulary; ids go from 0 to {self._vocab_size - 1} "
-                f"(size {self._vocab_size})"
-            )
 
     def _seed_of(self, params: SamplingParams, number: int) -> int:
         """A request's seed, 0..2**64-1. No global generator is read or set."""

@@ -10,9 +10,11 @@ from ms_spec.errors import RequestError, unknown_name
 from ms_spec.models.chat_template import NoTemplate, check_messages
 from ms_spec.models.text import check_unicode
 from ms_spec.sampling_params import SamplingParams
+from ms_spec.values import integer
 
 Prompt = Union[str, Sequence[int], Mapping[str, Any]]
 Params = Optional[Union[SamplingParams, Sequence[SamplingParams]]]
+Drafts = Optional[Union[int, Sequence[Optional[int]]]]
 PROMPT_FIELDS = ("prompt", "prompt_token_ids")
 
 
@@ -114,6 +116,25 @@ def checked_params(given: Any, count: int) -> list[SamplingParams]:
         except ValueError as error:
             raise ValueError(f"sampling_params[{place}]: {error}") from None
     return params
+
+
+def checked_drafts(given: Any, count: int, most: int) -> list[int]:
+    """The most drafts of each of ``count`` prompts. ``given``: a number or a list of them; None: ``most``.
+
+    Raises:
+        ValueError: one is negative or beyond ``most``, or there are more or fewer than prompts.
+    """
+    several = isinstance(given, (list, tuple))
+    if several and len(given) != count:
+        raise ValueError(
+            f"num_speculative_tokens has {len(given)} entries for {count} prompts; give one for all, or one for each"
+        )
+    allowed = f"an integer from 0 (no speculation) to {most}, the engine's"
+    found = []
+    for place, one in enumerate(given if several else [given] * count):
+        name = f"num_speculative_tokens[{place}]" if several else "num_speculative_tokens"
+        found.append(most if one is None else integer(name, one, 0, allowed, most))
+    return found
 
 
 def check_call(prompts: Any, sampling_params: Params) -> None:

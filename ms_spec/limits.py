@@ -34,6 +34,8 @@ class Limits:
     tokens_by_batch: tuple[tuple[int, int, int], ...] = ()
     lookahead: tuple[int, ...] = ()
     """Positions behind a step's tokens that proposing 0, 1, ... K drafts writes to. Empty: none."""
+    max_logprobs: int = 20
+    """Most log-probabilities that a request can ask for at each place."""
     slot_drafts: bool = False
     """Whether part of a draft stays on the device, in the request's slot, and is lost with it."""
 
@@ -109,6 +111,7 @@ def limits_for(
         num_speculative_tokens=config.num_speculative_tokens,
         tokens_by_batch=tuple((row[0], row[1], row[2]) for row in table or ()),
         lookahead=lookahead(spec),
+        max_logprobs=config.max_logprobs,
         slot_drafts=spec is not None and spec.draft_sample_method == "probabilistic",
     )
 

@@ -13,12 +13,14 @@ from ms_spec.config import EngineConfig
 from ms_spec.engine import Engine
 from ms_spec.errors import EngineError, RequestError
 from ms_spec.inputs import (
+    Drafts,
     Params,
     Prompt,
     as_conversations,
     as_prompts,
     chat_prompt,
     check_call,
+    checked_drafts,
     checked_params,
     read_prompt,
     shown_prompt,
@@ -88,12 +90,18 @@ class LLM:
             lone_history=config.additional_config.rejection_sampler_config.enable_entropy_verify,
             drafter=parts.drafter,
             sink=parts.sink,
+            tokenizer=parts.tokenizer,
         )
 
     # Use
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, use_tqdm: bool = True
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        use_tqdm: bool = True,
+        *,
+        num_speculative_tokens: Drafts = None,
     ) -> list[RequestOutput]:
         """Completes prompts; results in their order.
 
@@ -101,13 +109,15 @@ class LLM:
             prompts: a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}; or a list of those.
             sampling_params: for all prompts, or one for each. None: :meth:`get_default_sampling_params`.
             use_tqdm: a progress bar, shown when it takes longer than two seconds.
+            num_speculative_tokens: the most drafts at a time, for all prompts or one for each; 0 switches speculation
+                off, None is the engine's number.
 
         Raises:
             ValueError: a single prompt that cannot be served, or a list of parameters of the wrong length. Of several
                 prompts only those that cannot be served have finish_reason "error" and say why in ``error``.
             EngineError: the model failed on a single prompt.
         """
-        items, params = self._checked(prompts, sampling_params)
+        items, params, drafts = self._checked(prompts, sampling_params, num_speculative_tokens)
         outputs: list[RequestOutput | None] = [None] * len(items)
         if not items:
             return []
@@ -115,7 +125,7 @@ class LLM:
 
         tokens = 0
         bar = tqdm(total=len(items), desc="prompts", delay=2, disable=not use_tqdm, dynamic_ncols=True)
-        with bar, closing(self._run(items, params, only_finished=True)) as results:
+        with bar, closing(self._run(items, params, drafts, only_finished=True)) as results:
             for position, output in results:
                 outputs[position] = output
                 tokens += sum(len(one.token_ids) for one in output.outputs)
@@ -124,14 +134,18 @@ class LLM:
         return [output for output in outputs if output is not None]
 
     def stream(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        num_speculative_tokens: Drafts = None,
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Like :meth:`generate`, but yields (position of the prompt, its output so far) whenever an output has grown.
 
         It is the same RequestOutput each time, with more in it: copy what has to stay as it is. The last one of each
         prompt has ``finished`` set. Leaving the loop early aborts what is still running.
         """
-        return self._run(*self._checked(prompts, sampling_params), only_finished=False)
+        return self._run(*self._checked(prompts, sampling_params, num_speculative_tokens), only_finished=False)
 
     def chat(
         self,
@@ -142,6 +156,7 @@ class LLM:
         *,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        num_speculative_tokens: Drafts = None,
         **template_options: Any,
     ) -> list[RequestOutput]:
         """Answers conversations: a list of {"role", "content"} messages, or a list of such lists.
@@ -163,7 +178,7 @@ class LLM:
             chat_prompt(tokenizer, conversation, options, f"conversation {number}: " if several else "")
             for number, conversation in enumerate(conversations)
         ]
-        return self.generate(prompts, sampling_params, use_tqdm)
+        return self.generate(prompts, sampling_params, use_tqdm, num_speculative_tokens=num_speculative_tokens)
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""
@@ -202,16 +217,16 @@ class LLM:
         return self._parts
 
     def _run(
-        self, items: list[Any], params: list[SamplingParams], only_finished: bool
+        self, items: list[Any], params: list[SamplingParams], drafts: list[int], only_finished: bool
     ) -> Generator[tuple[int, RequestOutput], None, None]:
         inbox: deque[Request] = deque()
         places: dict[int, int] = {}
         requests: list[Request] = []
         try:
-            for place, (item, one) in enumerate(zip(items, params)):
+            for place, (item, one, most) in enumerate(zip(items, params, drafts)):
                 try:
                     with HeldInterrupts():
-                        request = self._add(item, one)
+                        request = self._add(item, one, most)
                         request.inbox = inbox
                         places[id(request)] = place
                         requests.append(request)
@@ -247,20 +262,23 @@ class LLM:
             inbox.clear()
         return grown
 
-    def _add(self, item: Any, params: SamplingParams) -> Request:
+    def _add(self, item: Any, params: SamplingParams, num_drafts: int) -> Request:
         tokenizer = self._open().tokenizer
         text, ids = read_prompt(item)
         if ids is None:
             ids = tokenizer.encode(text)
         with self._lock:
-            return self._engine.add_request(ids, params, prompt=text)
+            return self._engine.add_request(ids, params, prompt=text, num_drafts=num_drafts)
 
-    def _checked(self, prompts: Any, sampling_params: Params) -> tuple[list[Any], list[SamplingParams]]:
-        """The prompts as a list, and the parameters of each."""
+    def _checked(
+        self, prompts: Any, sampling_params: Params, num_speculative_tokens: Drafts
+    ) -> tuple[list[Any], list[SamplingParams], list[int]]:
+        """The prompts as a list, and the parameters and the most drafts of each."""
         self._open()
         items = as_prompts(prompts)
         given = self.get_default_sampling_params() if sampling_params is None else sampling_params
-        return items, checked_params(given, len(items))
+        drafts = checked_drafts(num_speculative_tokens, len(items), self.limits.num_speculative_tokens)
+        return items, checked_params(given, len(items)), drafts
 
 
 def generate(

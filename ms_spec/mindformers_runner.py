@@ -21,6 +21,8 @@ class NamedLengths(nn.Cell):
 
     def construct(
         self,
+        bias,
+        bad_words,
         slot,
         tokens,
         start,
@@ -30,6 +32,8 @@ class NamedLengths(nn.Cell):
         sampling,
         banned,
         banned_until,
+        penalties,
+        asked,
         limit,
         next_token,
         uniforms,
@@ -37,7 +41,8 @@ class NamedLengths(nn.Cell):
         # Each by name: with "*others" MindSpore forgets the names of all inputs.
         lengths = (batch_valid_length, q_seq_lens)
         return self.step(
-            *(slot, tokens, start, block_tables, lengths, sampling, banned, banned_until, limit, next_token, uniforms)
+            *(bias, bad_words, slot, tokens, start, block_tables, lengths, sampling, banned, banned_until),
+            *(penalties, asked, limit, next_token, uniforms),
         )
 
 
@@ -64,8 +69,8 @@ class MindformersRunner(ModelRunner):
             )
         super().__init__(*parts, proposer=proposer, **options)
 
-    def _step(self, kind: str, *parts: Any) -> nn.Cell:
-        return NamedLengths(super()._step(kind, *parts))
+    def _step(self, bucket: tuple[str, int, int], *parts: Any) -> nn.Cell:
+        return NamedLengths(super()._step(bucket, *parts))
 
     def _new_inputs(self, bucket: tuple[str, int, int]) -> Inputs:
         inputs = super()._new_inputs(bucket)

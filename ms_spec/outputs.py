@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ms_spec.logprobs import Logprob
 from ms_spec.metrics import Metrics
 
 
@@ -22,7 +23,9 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     cumulative_logprob: float | None = None
-    logprobs: Any = None
+    """Sum over ``token_ids``, where ``logprobs`` are asked for."""
+    logprobs: list[dict[int, Logprob]] | None = None
+    """For each token: itself first, then the most likely ones, by id."""
     from_draft: list[bool] = field(default_factory=list, repr=False)
     """For each token: whether it was drafted and accepted, or else the model's own."""
 
@@ -42,7 +45,8 @@ class RequestOutput:
     finished: bool = True
     metrics: Metrics = field(default_factory=Metrics)
     error: str | None = None
-    prompt_logprobs: Any = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """For each token of the prompt the same; None for the first. Complete when there is an output token."""
     kv_transfer_params: dict[str, Any] | None = None
 
     @classmethod

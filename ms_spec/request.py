@@ -8,6 +8,7 @@ from ms_spec.draft_budget import DraftGate
 from ms_spec.metrics import Metrics
 from ms_spec.outputs import CompletionOutput, RequestOutput
 from ms_spec.sampling_params import SamplingParams
+from ms_spec.shaping import Shaping
 from ms_spec.stopping import Stopping
 
 WAITING, PREFILL, DECODE, FINISHED = "waiting", "prefill", "decode", "finished"
@@ -16,13 +17,35 @@ WAITING, PREFILL, DECODE, FINISHED = "waiting", "prefill", "decode", "finished"
 class Request:
     """One prompt. Its ``output`` grows while the request runs; it is the object that the user gets."""
 
-    __slots__ = ("arrived", "changed", "failed", "inbox", "output", "params", "seed", "sequences")
+    __slots__ = (
+        "arrived",
+        "changed",
+        "failed",
+        "inbox",
+        "num_drafts",
+        "output",
+        "params",
+        "seed",
+        "sequences",
+        "shaping",
+    )
 
-    def __init__(self, output: RequestOutput, params: SamplingParams, seed: int, arrived: float) -> None:
+    def __init__(
+        self,
+        output: RequestOutput,
+        params: SamplingParams,
+        seed: int,
+        arrived: float,
+        num_drafts: int,
+        shaping: Shaping | None,
+    ) -> None:
         self.output = output
         self.params = params
         self.seed = seed
         self.arrived = arrived
+        self.num_drafts = num_drafts
+        """The most at a time."""
+        self.shaping = shaping
         self.changed = False
         """Whether it stands in the inbox; whoever takes it from there clears this."""
         self.failed = False

@@ -14,12 +14,13 @@ from ms_spec.config import EngineConfig
 from ms_spec.limits import Limits, device_of, weights_dtype
 from ms_spec.models.decoder import Decoder
 from ms_spec.models.loading import Loaded
-from ms_spec.models.ops.interface import Backend
+from ms_spec.models.ops.interface import ASKED, Backend
 from ms_spec.models.weights import load_weights
 from ms_spec.proposers.base import Site
 from ms_spec.proposers.registry import build_proposer
 from ms_spec.randomness import matched_uniforms, step_uniforms
 from ms_spec.runtime import use_mode
+from ms_spec.slot_tables import SlotTables
 from ms_spec.step import DecodeStep, PrefillStep, new_history
 from ms_spec.verify.buckets import Buckets
 from ms_spec.verify.rules import make_rule
@@ -27,6 +28,9 @@ from ms_spec.work import MAX_BANNED, Result, Work
 
 if TYPE_CHECKING:
     from ms_spec.models.drafts import Draft
+
+
+NO_PENALTIES = (1.0, 0.0, 0.0)
 
 
 @dataclass
@@ -41,6 +45,8 @@ class Inputs:
     sampling: np.ndarray
     banned: np.ndarray
     banned_until: np.ndarray
+    penalties: np.ndarray
+    asked: np.ndarray
     limit: np.ndarray
     next_token: np.ndarray
     uniforms: np.ndarray
@@ -59,6 +65,8 @@ class Inputs:
             sampling=np.tile(np.array([0, 0, 1, 0], np.float32), (n, 1)),
             banned=np.full((n, MAX_BANNED), -1, np.int32),
             banned_until=np.zeros(n, np.int32),
+            penalties=np.tile(np.array(NO_PENALTIES, np.float32), (n, 1)),
+            asked=np.zeros((n, len(ASKED)), np.int32),
             limit=np.zeros(n, np.int32),
             next_token=np.full(n, -1, np.int32),
             uniforms=np.zeros((n, drawn), np.float32),
@@ -88,6 +96,7 @@ class ModelRunner:
         num_drafts: K, 0 without speculation.
         proposer: drafts at the end of every graph; None: nothing does (no speculation, or the host drafts).
         rule_options: keyword arguments of :func:`ms_spec.verify.rules.make_rule`.
+        max_logprobs: most log-probabilities that a request can ask for at each place.
         eager: run operator by operator, without compiled graphs.
     """
 
@@ -107,6 +116,7 @@ class ModelRunner:
         num_drafts: int,
         proposer: Any,
         rule_options: dict[str, Any],
+        max_logprobs: int = 20,
         eager: bool = False,
     ) -> None:
         self.num_blocks, self.block_size, self.max_len = num_blocks, block_size, max_len
@@ -119,19 +129,21 @@ class ModelRunner:
         self._exported = getattr(proposer, "exported", False)
         dense = proposer is not None and proposer.dense
         history = new_history(max_num_seqs, max_len)
+        self._tables = SlotTables(max_num_seqs + 1, target.config.vocab_size, shared=not backend.host_bounds)
         self._steps: dict[tuple[str, int, int], nn.Cell] = {}
         for bucket in self.plan():
             kind, _, w = bucket
             rule = make_rule(backend, w if kind == "decode" else 1, dense=dense, **rule_options)
-            step = self._step(kind, target, backend, rule, history, proposer)
+            step = self._step(bucket, target, backend, rule, history, proposer, max_logprobs)
             # MindSpore's phase for inference: from the second call on, no checks of the arguments. So a Cell a bucket.
             step.phase = "increment"
             self._steps[bucket] = step
             self._matched = rule.matched
         self._inputs: dict[tuple[str, int, int], Inputs] = {}
 
-    def _step(self, kind: str, *parts: Any) -> nn.Cell:
-        return (DecodeStep if kind == "decode" else PrefillStep)(*parts)
+    def _step(self, bucket: tuple[str, int, int], *parts: Any) -> nn.Cell:
+        kind, _, w = bucket
+        return DecodeStep(*parts) if kind == "decode" else PrefillStep(*parts, scored=w == self.chunks[0])
 
     def plan(self) -> list[tuple[str, int, int]]:
         """Every graph that :meth:`warm_up` compiles: (kind, n, w)."""
@@ -142,7 +154,7 @@ class ModelRunner:
 
     def graph(self, bucket: tuple[str, int, int]) -> tuple[Any, tuple[Tensor, ...]]:
         """The step that runs a bucket of :meth:`plan`, and inputs of padding for it. Compiles nothing."""
-        return self._steps[bucket], self._new_inputs(bucket).tensors
+        return self._steps[bucket], (*self._tables.tensors(), *self._new_inputs(bucket).tensors)
 
     def _new_inputs(self, bucket: tuple[str, int, int]) -> Inputs:
         kind, n, w = bucket
@@ -158,33 +170,38 @@ class ModelRunner:
 
     def prefill(self, work: Work, last: bool) -> Result | None:
         """One chunk of a prompt, in as many calls as its length takes. See :class:`ms_spec.work.Runner`."""
-        most = self.chunks[-1]
+        most = self.chunks[0 if work.prompt_logprobs else -1]
         states: list[Any] = []
+        scores: list[list[float]] = []
         while len(work.tokens) > most:
             part = replace(work, tokens=work.tokens[:most], draft_limit=0, next_token=work.tokens[most])
-            states.append(self._run(("prefill", 1, most), [part])[1])
+            _, told, seen = self._run(("prefill", 1, most), [part])
+            states.append(seen)
+            scores += told[0, 1:].tolist() if work.prompt_logprobs else []
             work = replace(work, tokens=work.tokens[most:], start=work.start + most)
         chunk = next(c for c in self.chunks if c >= len(work.tokens))
-        out, seen = self._run(("prefill", 1, chunk), [work])
-        result = self._result(out[0], 1) if last else None
+        out, told, seen = self._run(("prefill", 1, chunk), [work])
+        result = self._result(out[0], 1, told[0] if work.logprobs else None) if last else Result([], [])
+        if work.prompt_logprobs:
+            result.prompt_logprobs = scores + told[0, 1 : 1 + len(work.tokens)].tolist()
         if seen is not None:
-            result = result or Result([], [])
             result.states = np.concatenate([*states, seen])
-        return result
+        return result if last or work.prompt_logprobs or seen is not None else None
 
     def decode(self, works: list[Work]) -> list[Result]:
         """One step of every request."""
         n, w = self.buckets.pick(len(works), max(len(work.tokens) for work in works))
         begin = time.perf_counter()
-        out, _ = self._run(("decode", n, w), works)
-        results = [self._result(row, w) for row in out[: len(works)]]
+        out, told, _ = self._run(("decode", n, w), works)
+        results = [self._result(out[i], w, told[i] if work.logprobs else None) for i, work in enumerate(works)]
         self._share_time(results, begin, out[0][3] + out[0][4] * 1e-9, time.perf_counter())
         return results
 
     @staticmethod
-    def _result(row: list[int], width: int) -> Result:
+    def _result(row: list[int], width: int, told: np.ndarray | None) -> Result:
         emitted, accepted, drafts = row[:3]
-        return Result(row[5 : 5 + emitted], row[5 + width : 5 + width + drafts], accepted)
+        logprobs = None if told is None else told[:emitted].tolist()
+        return Result(row[5 : 5 + emitted], row[5 + width : 5 + width + drafts], accepted, logprobs=logprobs)
 
     def _share_time(self, results: list[Result], begin: float, verified: float, end: float) -> None:
         """Splits a call's time between verifying and drafting, and among its requests."""
@@ -196,8 +213,9 @@ class ModelRunner:
             result.verify_seconds = (verified - begin) / len(results)
             result.draft_seconds = (end - verified) / len(results)
 
-    def _run(self, bucket: tuple[str, int, int], works: list[Work]) -> tuple[list[list[int]], np.ndarray | None]:
-        """The rows of the packed output, and the states of a prompt's chunk where they are exported."""
+    def _run(self, bucket: tuple[str, int, int], works: list[Work]) -> tuple[list[list[int]], Any, np.ndarray | None]:
+        """The rows of the packed output, log-probabilities if a request asks for them (as the steps return them), and
+        the states of a prompt's chunk where they are exported."""
         n = bucket[1]
         inputs = self._inputs.get(bucket)
         if inputs is None:
@@ -213,11 +231,12 @@ class ModelRunner:
         step = self._steps[bucket]
         # A tensor that a device has seen may stay there as it was; only memory shared with the graph can be reused.
         tensors = inputs.copies() if self._host_bounds else inputs.tensors
-        out = step(*tensors)
+        out = step(*self._tables.tensors(), *tensors)
+        told = out[1].asnumpy() if any(work.logprobs or work.prompt_logprobs for work in works) else None
         if not self._exported:
-            return out.asnumpy().tolist(), None
+            return out[0].asnumpy().tolist(), told, None
         tokens = len(works[0].tokens) if works else 0  # live rows come first
-        return out[0].asnumpy().tolist(), out[1].asnumpy()[:tokens].copy()
+        return out[0].asnumpy().tolist(), told, out[2].asnumpy()[:tokens].copy()
 
     def _fill(self, inputs: Inputs, i: int, work: Work) -> None:
         size, tables = len(work.tokens), inputs.block_tables
@@ -231,6 +250,15 @@ class ModelRunner:
         if work.banned_until:
             inputs.banned[i] = -1
             inputs.banned[i, : len(work.banned)] = work.banned
+        shaping = work.shaping
+        if shaping is None:
+            inputs.penalties[i] = NO_PENALTIES
+            inputs.asked[i] = (0, 0, 0, work.logprobs, work.prompt_logprobs)
+        else:
+            self._tables.put(work.slot, shaping)
+            counts = (shaping.num_prompt_tokens, shaping.biased, len(shaping.bad_words))
+            inputs.penalties[i] = shaping.penalties
+            inputs.asked[i] = (*counts, work.logprobs, work.prompt_logprobs)
         inputs.limit[i] = work.draft_limit
         inputs.next_token[i] = work.next_token
         if self._host_bounds:
@@ -328,6 +356,7 @@ def build_runner(
             "posterior_threshold": sampler.posterior_threshold,
             "posterior_alpha": sampler.posterior_alpha,
         },
+        max_logprobs=limits.max_logprobs,
         eager=config.eager,
     )
     load_weights(target.weights(), _Watched(loaded.checkpoint, progress), cache_key=backend.name)

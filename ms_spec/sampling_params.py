@@ -6,18 +6,11 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ms_spec import values
 from ms_spec.errors import is_neutral, unknown_name
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
-    "presence_penalty": (None, 0, 0.0),
-    "frequency_penalty": (None, 0, 0.0),
-    "repetition_penalty": (None, 1, 1.0),
-    "logit_bias": (None, {}),
-    "allowed_token_ids": (None,),
-    "bad_words": (None, [], ()),
-    "logprobs": (None, False),
-    "prompt_logprobs": (None, False),
     "logits_processors": (None, [], ()),
     "truncate_prompt_tokens": (None,),
     "guided_decoding": (None,),
@@ -37,10 +30,14 @@ class SamplingParams:
     """Sampling of one request. Every fault is a ValueError of one line that names the field.
 
     ``temperature`` 0 is greedy, whatever the filters say. ``top_k`` -1 or 0 is off. ``max_tokens`` None means as many
-    as ``max_model_len`` leaves. ``seed`` None means a fresh one for every request.
+    as ``max_model_len`` leaves. ``seed`` None means a fresh one for every request. ``logprobs`` and ``prompt_logprobs``
+    None means none, 0 those of the tokens alone.
     """
 
     n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -48,9 +45,14 @@ class SamplingParams:
     seed: int | None = None
     stop: list[str] | None = None
     stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
     ignore_eos: bool = False
     max_tokens: int | None = 16
     min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -80,80 +82,60 @@ class SamplingParams:
         return self.temperature == 0
 
     def _check(self) -> None:
-        self.n = _integer("n", self.n, 1, f"an integer from 1 to {MOST_SAMPLES}", most=MOST_SAMPLES)
-        self.temperature = _number("temperature", self.temperature, "a number >= 0", 0.0, math.inf)
+        self.n = values.integer("n", self.n, 1, f"an integer from 1 to {MOST_SAMPLES}", most=MOST_SAMPLES)
+        self.temperature = values.number("temperature", self.temperature, "a number >= 0", 0.0, math.inf)
         self.temperature = min(self.temperature, HOTTEST)
-        self.top_p = _number("top_p", self.top_p, "a number above 0 and at most 1", 0.0, 1.0, open_below=True)
-        self.top_k = _integer(
+        self.top_p = values.number("top_p", self.top_p, "a number above 0 and at most 1", 0.0, 1.0, open_below=True)
+        self.top_k = values.integer(
             "top_k", 0 if self.top_k is None else self.top_k, -1, "an integer >= 1, or -1 or 0 for off"
         )
-        self.min_p = _number("min_p", self.min_p, "a number from 0 to 1", 0.0, 1.0)
+        self.min_p = values.number("min_p", self.min_p, "a number from 0 to 1", 0.0, 1.0)
+        self._check_shaping()
         if self.seed is not None:
-            self.seed = _integer("seed", self.seed, 0, "an integer from 0 to 2**64 - 1", most=2**64 - 1)
+            self.seed = values.integer("seed", self.seed, 0, "an integer from 0 to 2**64 - 1", most=2**64 - 1)
         if self.max_tokens is not None:
-            self.max_tokens = _integer("max_tokens", self.max_tokens, 1)
-        self.min_tokens = _integer("min_tokens", self.min_tokens, 0)
+            self.max_tokens = values.integer("max_tokens", self.max_tokens, 1)
+        self.min_tokens = values.integer("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens = {self.min_tokens}: must be <= max_tokens = {self.max_tokens}; "
                 f"use {self.max_tokens} or a larger max_tokens"
             )
+        self.logprobs = _count("logprobs", self.logprobs)
+        self.prompt_logprobs = _count("prompt_logprobs", self.prompt_logprobs)
         for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} = {getattr(self, name)!r}: must be True or False")
-        self.stop = _strings(self.stop)
-        self.stop_token_ids = _ids(self.stop_token_ids)
+        self.stop = values.strings("stop", self.stop, "which would stop at once")
+        self.stop_token_ids = values.ids("stop_token_ids", self.stop_token_ids)
         if self.stop and not self.detokenize:
             raise ValueError("stop needs text; use detokenize = True, or stop_token_ids instead of stop")
         if self.greedy and self.n > 1:
             raise ValueError(f"n = {self.n}: must be 1 with temperature = 0, where all samples are the same; use n = 1")
 
+    def _check_shaping(self) -> None:
+        """What changes the logits."""
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            setattr(
+                self, name, values.number(name, 0.0 if value is None else value, "a number from -2 to 2", -2.0, 2.0)
+            )
+        value = 1.0 if self.repetition_penalty is None else self.repetition_penalty
+        allowed = "a finite number above 0 (1: none)"
+        self.repetition_penalty = values.number("repetition_penalty", value, allowed, 0.0, math.inf, open_below=True)
+        self.bad_words = values.strings("bad_words", self.bad_words, "which bans nothing")
+        self.logit_bias = values.biases("logit_bias", self.logit_bias) or None
+        if self.allowed_token_ids is not None:
+            self.allowed_token_ids = values.ids("allowed_token_ids", self.allowed_token_ids)
+            if not self.allowed_token_ids:
+                raise ValueError("allowed_token_ids = []: would leave no token; name at least one id, or use None")
+
 
 _FIELDS: dict[str, Any] = {field.name: field.default for field in fields(SamplingParams)}
 
 
-def _integer(name: str, value: Any, least: int, allowed: str = "", most: int | None = None) -> int:
-    allowed, given = allowed or f"an integer >= {least}", value
-    if isinstance(value, bool) or not isinstance(value, int):
-        try:
-            value = value.__index__() if not isinstance(value, bool) else None
-        except (AttributeError, TypeError):
-            value = None
-    if value is None:
-        raise ValueError(f"{name} = {given!r}: must be {allowed}")
-    if value < least or (most is not None and value > most):
-        near = least if value < least else most
-        raise ValueError(f"{name} = {value}: must be {allowed}; nearest: {near}")
-    return int(value)
-
-
-def _number(name: str, value: Any, allowed: str, least: float, most: float, open_below: bool = False) -> float:
-    try:
-        number = math.nan if isinstance(value, (bool, str)) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not (least <= number <= most) or math.isinf(number) or (open_below and number == least):
-        raise ValueError(f"{name} = {value!r}: must be {allowed}")
-    return number
-
-
-def _strings(value: Any) -> list[str]:
-    if value is None:
-        return []
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"stop = {value!r}: must be a string or a list of strings")
-    if "" in texts:
-        raise ValueError("stop contains an empty string, which would stop at once; remove it")
-    return list(texts)
-
-
-def _ids(value: Any) -> list[int]:
-    if value is None:
-        return []
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if not isinstance(value, (list, tuple, set, frozenset)):
-        raise ValueError(f"stop_token_ids = {value!r}: must be a list of token ids")
-    ids = [_integer("stop_token_ids entry", token, 0, "a token id (an integer >= 0)") for token in value]
-    return sorted(ids) if isinstance(value, (set, frozenset)) else ids
+def _count(name: str, value: Any) -> int | None:
+    """How many of the most likely tokens to tell; True is one."""
+    if value is None or value is False:
+        return None
+    return values.integer(name, 1 if value is True else value, 0, "an integer >= 0, or None for none at all")

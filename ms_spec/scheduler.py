@@ -105,9 +105,9 @@ class Scheduler:
 
     def _most(self, seq: Sequence, concurrency: int) -> int:
         """Drafts worth verifying for this sequence."""
-        most = self.limits.num_speculative_tokens
+        most = seq.request.num_drafts
         if most:
-            most = tokens_for(self.limits.tokens_by_batch, concurrency, most)
+            most = min(most, tokens_for(self.limits.tokens_by_batch, concurrency, most))
             if self._adaptive:
                 most = min(most, seq.gate.limit(1 if self._lone_history else concurrency))
         return most

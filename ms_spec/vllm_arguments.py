@@ -30,7 +30,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "limit_mm_per_prompt": ({},),
     "load_format": ("auto",),
     "logits_processors": ([],),
-    "max_logprobs": (20, 5),
     "max_parallel_loading_workers": (),
     "max_seq_len_to_capture": (8192,),
     "mm_processor_kwargs": ({},),

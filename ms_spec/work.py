@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import numpy as np
 
+    from ms_spec.shaping import Shaping
+
 MAX_BANNED = 32
 """Most ids that one request can ban (its stop ids while min_tokens holds): the width of the graphs' input."""
 
@@ -31,6 +33,12 @@ class Work:
     banned: list[int] = field(default_factory=list)
     """Ids that may not be emitted at absolute positions below ``banned_until``."""
     banned_until: int = 0
+    shaping: Shaping | None = None
+    """What the request wants of its logits; None: nothing."""
+    logprobs: bool = False
+    """Whether the log-probabilities of what is emitted are wanted."""
+    prompt_logprobs: bool = False
+    """Prefill: whether those of the prompt's tokens behind each of the chunk's are wanted."""
     seed: int = 0
     sample: int = 0
     output_index: int = 0
@@ -57,6 +65,10 @@ class Result:
     """The same of the time before drafting: scoring and verifying."""
     states: np.ndarray | None = None
     """Prefill, where hidden states are extracted: those of the chunk, float32 [tokens, layers, hidden]."""
+    logprobs: list[list[float]] | None = None
+    """For each of ``tokens``, if they were asked for: see :func:`ms_spec.logprobs.entries`."""
+    prompt_logprobs: list[list[float]] | None = None
+    """Prefill: the same for the token behind each of the chunk's, the sampled one among them."""
 
 
 class Runner(Protocol):
@@ -68,7 +80,7 @@ class Runner(Protocol):
     """Graphs compiled so far."""
 
     def prefill(self, work: Work, last: bool) -> Result | None:
-        """Runs one chunk of a prompt. Samples the first token when ``last``, else returns None, or states alone."""
+        """Runs one chunk of a prompt. Samples a token when ``last``, else returns None, or what else is told."""
 
     def decode(self, works: list[Work]) -> list[Result]:
         """Verifies each request's drafts, commits what was accepted and proposes the next drafts."""

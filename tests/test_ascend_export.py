@@ -23,6 +23,8 @@ LAYERS, K, BLOCK, MAX_LEN, VOCAB = 2, 3, 128, 1024, 300
 TRAPPED = {"batch_valid_length", "q_seq_lens", "actual_seq_qlen", "actual_seq_kvlen"}
 """Names of graph inputs that MindSpore's runtime takes for the lengths of all attention operators."""
 INPUTS = [
+    "bias",
+    "bad_words",
     "slot",
     "tokens",
     "start",
@@ -31,6 +33,8 @@ INPUTS = [
     "sampling",
     "banned",
     "banned_until",
+    "penalties",
+    "asked",
     "limit",
     "next_token",
     "uniforms",
@@ -48,7 +52,7 @@ DOCUMENTED = {
     "Exp", "ExpandDims", "FloorDiv", "Gather", "GatherD", "Greater", "GreaterEqual", "Less", "LessEqual",
     "LessScalar", "Log", "LogicalAnd", "LogicalOr", "MaskedFillScalar", "MatMul", "Maximum", "Minimum", "Mul", "Muls",
     "ReLU", "ReduceAll", "ReduceMax", "ReduceMin", "ReduceSum", "Reshape", "ScatterNdUpdate", "Select", "SiLU", "Sort",
-    "Split", "Squeeze", "Stack", "StridedSlice", "Sub", "SumExt", "TensorScatterElements",
+    "Split", "Squeeze", "Stack", "StridedSlice", "Sub", "SumExt", "TensorScatterElements", "TopK",
 }  # fmt: skip
 """Plain operators in use: what MindSpore says about each names Ascend."""
 PARTS = {
@@ -156,10 +160,12 @@ def export(architecture, folder, head_dim=128, **options):
 def check(graph: Graph, kind: str, n: int, w: int, qk_norm: bool, head_dim: int) -> None:
     assert list(graph.inputs) == INPUTS and not TRAPPED & set(graph.inputs)
     assert graph.inputs["tokens"] == [n, w] and graph.inputs["bounds"] == [n * w]
-    assert graph.outputs == [[n, 5 + (w if kind == "decode" else 1) + K]]
+    smallest = kind == "prefill" and w < 512  # it can tell the log-probabilities of the prompt
+    emitted = w if kind == "decode" else 1
+    assert graph.outputs == [[n, 5 + emitted + K], [n, emitted + w * smallest, 2 + 2 * 20]]
 
     assert graph.count["FusedInferAttentionScore"] == graph.count["ReshapeAndCache"] == LAYERS
-    assert graph.count["RmsNorm"] == 2 * LAYERS + 1 + (2 * LAYERS if qk_norm else 0)
+    assert graph.count["RmsNorm"] == 2 * LAYERS + 1 + (2 * LAYERS if qk_norm else 0) + smallest
     assert graph.count["Swiglu"] == LAYERS
     assert graph.count["Sort"] == 1, "the sampler"
     assert graph.count["ScatterNdUpdate"] >= 1, "the history"

@@ -33,8 +33,10 @@ from test_ascend_export import (
 from ms_spec.export import export_graphs
 from ms_spec.models.config import ModelConfig
 from ms_spec.models.drafts import DflashShape, Draft, Eagle3Shape, EagleShape, LayerShape, MedusaShape, MtpShape
+from ms_spec.models.ops.interface import ASKED
 from ms_spec.models.ops.limits import check_ascend
 from ms_spec.proposers.registry import build_proposer
+from ms_spec.shaping import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
 from ms_spec.speculative_config import METHODS, SpeculativeConfig
 from ms_spec.verify.buckets import Buckets
 from ms_spec.work import MAX_BANNED
@@ -107,7 +109,7 @@ class Case:
     """A method and what its drafter puts into a graph.
 
     passes: number of the grid whose bounds each of its attention operators gets; norms: its RmsNorms; written: cache
-    writes without attention; normed: whether it wants the target's normed states, in a prefill those of all rows.
+    writes without attention.
     """
 
     method: str
@@ -115,7 +117,6 @@ class Case:
     passes: tuple[int, ...] = ()
     norms: int = 0
     written: int = 0
-    normed: bool = False
     architecture: str = "Qwen3ForCausalLM"
     options: tuple[tuple[str, Any], ...] = ()
 
@@ -160,10 +161,10 @@ CHAIN = (0, *[1] * (K - 1))
 CASES = {
     "suffix": Case("suffix"),
     "draft_model": Case("draft_model", small, CHAIN, norms=K * (4 + 1)),
-    "eagle": Case("eagle", eagle, CHAIN, norms=K, normed=True, options=(("disable_padded_drafter_batch", True),)),
+    "eagle": Case("eagle", eagle, CHAIN, norms=K, options=(("disable_padded_drafter_batch", True),)),
     "eagle3": Case("eagle3", eagle3, CHAIN, norms=3 + K * 4, options=(("draft_sample_method", "probabilistic"),)),
-    "medusa": Case("medusa", medusa, normed=True),
-    "mtp": Case("mtp", mtp, CHAIN, norms=K * 5, normed=True, architecture="MiMoForCausalLM"),
+    "medusa": Case("medusa", medusa),
+    "mtp": Case("mtp", mtp, CHAIN, norms=K * 5, architecture="MiMoForCausalLM"),
     "dflash": Case("dflash", dflash, (0, 0), norms=1 + 2 * (4 + 1) + 1, written=2),
     "extract_hidden_states": Case(
         "extract_hidden_states",
@@ -245,12 +246,15 @@ def test_graph(name, kind, exported):
 
     emitted = w if kind == "decode" else 1
     blocks = MAX_LEN // BLOCK
-    shapes = [[n], [n, w], [n], [n, blocks], [n * w], [n, 4], [n, MAX_BANNED], [n], [n], [n], [n, emitted + drafts]]
+    shapes = [[N + 1, VOCAB], [N + 1, MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS]]
+    shapes += [[n], [n, w], [n], [n, blocks], [n * w], [n, 4], [n, MAX_BANNED], [n], [n, 3], [n, len(ASKED)]]
+    shapes += [[n], [n], [n, emitted + drafts]]
     assert list(graph.inputs.values()) == shapes + [[n * grid] for grid in case.grids(w)]
     assert not TRAPPED & set(graph.inputs)
     states = [[CHUNK, 2, case.target.hidden_size]] if name == "extract_hidden_states" else []
     packed = emitted + (drafts if name != "suffix" else 0)
-    assert graph.outputs == [[n, 5 + packed], *states]
+    scores = [n, emitted + w * (kind == "prefill"), 2 + 2 * 20]
+    assert graph.outputs == [[n, 5 + packed], scores, *states]
 
     used = set(graph.count)
     assert used <= STRUCTURE | FUSED | DOCUMENTED, used - (STRUCTURE | FUSED | DOCUMENTED)
@@ -258,7 +262,8 @@ def test_graph(name, kind, exported):
     assert graph.count["FusedInferAttentionScore"] == graph.count["Swiglu"] == layers
     assert graph.count["ReshapeAndCache"] == layers + case.written
     of_target = 2 * LAYERS + 1 + 2 * LAYERS * case.target.qk_norm
-    assert graph.count["RmsNorm"] == of_target + case.norms + (case.normed and kind == "prefill")
+    # A prefill also norms all rows: for the log-probabilities of the prompt, and for proposers that want normed states.
+    assert graph.count["RmsNorm"] == of_target + case.norms + (kind == "prefill")
 
     check_attention(graph, case, w)
     check_order(graph)

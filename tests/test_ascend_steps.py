@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 from mindspore import Tensor
 from numpy_decoder import RandomCheckpoint, config, oracle
+from shaping_oracle import log_softmax, shaped
 
+from ms_spec.logprobs import entries
 from ms_spec.models.decoder import Decoder
 from ms_spec.models.ops.ascend import AscendOps
 from ms_spec.models.weights import load_weights
 from ms_spec.proposers.ngram import NgramProposer
 from ms_spec.runner import ModelRunner
 from ms_spec.runtime import use_mode
+from ms_spec.shaping import Shaping
 from ms_spec.verify.buckets import Buckets
 from ms_spec.work import Work
 
@@ -119,3 +122,39 @@ def test_drafts_are_looked_up_in_the_committed_text(model):
         )
         assert result.drafts == want, repeat
     assert_best(weights, prompt, result.tokens)
+
+
+def test_what_requests_want_of_their_logits(model):
+    """Right and wrong drafts under penalties, a bias and bad words; log-probabilities of all that comes."""
+    runner, weights = model
+    rng = np.random.default_rng(7)
+    prompt = rng.integers(1, 97, 20).tolist()
+    penalties = {"repetition_penalty": 1.5, "frequency_penalty": 0.5, "presence_penalty": 0.25}
+    first = int(np.argmax(shaped(oracle("qwen3", weights, prompt)[0][-1], prompt, [], **penalties)))
+    words = [[first, 3], [first, 40, 5], [11]]
+    wishes = {**penalties, "logit_bias": {4: 3.0}, "bad_words": words}
+    known = {"shaping": Shaping(len(prompt), *penalties.values(), {4: 3.0}, None, words), "logprobs": True}
+
+    result = runner.prefill(Work(1, prompt, 0, TABLES[1], **known, prompt_logprobs=True, draft_limit=K), True)
+    told = log_softmax(oracle("qwen3", weights, prompt)[0])
+    assert len(result.prompt_logprobs) == len(prompt)
+    for place, token in enumerate(prompt[1:]):
+        (entry,) = entries([token], [result.prompt_logprobs[place]], 2)
+        assert abs(entry[token].logprob - told[place, token]) < 0.06
+
+    output: list[int] = []
+    for step in range(6):
+        if output:
+            raw = oracle("qwen3", weights, [*prompt, *output])[0][-1]
+            drafts = [int(np.argmax(shaped(raw, prompt, output, **wishes))), *rng.integers(1, 97, step % 3).tolist()]
+            work = Work(1, [output[-1], *drafts], len(prompt) + len(output) - 1, TABLES[1], **known, draft_limit=K)
+            (result,) = runner.decode([work])
+        for token, row in zip(result.tokens, result.logprobs):
+            raw = oracle("qwen3", weights, [*prompt, *output])[0][-1]
+            wanted = shaped(raw, prompt, output, **wishes)
+            assert wanted[token] >= wanted.max() - 0.06
+            (entry,) = entries([token], [row], 3)
+            assert abs(entry[token].logprob - log_softmax(raw)[token]) < 0.06
+            assert 3 <= len(entry) <= 4 and entry[max(entry, key=lambda t: entry[t].logprob)].rank == 1
+            output.append(token)
+    assert len(output) > 8

@@ -104,7 +104,13 @@ def test_both_readmes_say_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "name"), [("README.md", "ngram"), ("README.md", "generate"), ("docs/getting-started.md", "chat")]
+    ("page", "name"),
+    [
+        ("README.md", "ngram"),
+        ("README.md", "generate"),
+        ("docs/getting-started.md", "chat"),
+        ("docs/configuration.md", "logprobs"),
+    ],
 )
 def test_snippets_run(page: str, name: str, capsys: Any) -> None:
     """As they stand, but for the model: a tiny one."""

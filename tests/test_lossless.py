@@ -153,6 +153,36 @@ def test_filters_that_leave_one_token_are_greedy(fields):
     assert run(ngram(4, "copying"), prompts(), sampled(1, **{"temperature": 1.0, **fields})) == wanted
 
 
+def test_requests_with_drafts_of_their_own():
+    most = [0, 1, 2, 3, 4, None, 0, 1]
+    for params in (greedy(40), [sampled(seed, 40) for seed in range(8)]):
+        wanted = alone(plain("copying"), prompts(), params)
+        outputs = ngram(4, "copying").generate(prompts(), params, use_tqdm=False, num_speculative_tokens=most)
+        assert token_ids(outputs) == wanted
+        for output, k in zip(outputs, most):
+            assert (output.metrics.num_draft_tokens > 0) == (k != 0)
+            assert len(output.metrics.acceptance_per_position) <= (4 if k is None else k)
+    with Counted(ngram(4, "copying")) as did:
+        ngram(4, "copying").generate(prompts(), greedy(40), use_tqdm=False, num_speculative_tokens=0)
+    assert did.draft_tokens == 0
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        (5, "num_speculative_tokens = 5: must be an integer from 0 .no speculation. to 4, the engine's; nearest: 4"),
+        (-1, "num_speculative_tokens = -1: .*nearest: 0"),
+        ([1], "num_speculative_tokens has 1 entries for 2 prompts"),
+        ([1, 9], r"num_speculative_tokens\[1\] = 9: .*nearest: 4"),
+        (True, "num_speculative_tokens = True: must be"),
+        ("2", "num_speculative_tokens = '2': must be"),
+    ],
+)
+def test_drafts_of_their_own_that_cannot_be(given, words):
+    with pytest.raises(ValueError, match=words):
+        ngram(4, "copying").generate([[5], [6]], greedy(4), num_speculative_tokens=given)
+
+
 def test_several_samples_of_a_prompt():
     job, params = prompts((24,)), sampled(9, 20, n=3)
     wanted = run(plain("copying"), job, params)

@@ -112,7 +112,9 @@ def test_one_step_graph_exports(probe, kind, n, w):
     at = INPUTS.index("bounds")
     assert list(graph.inputs) == [*INPUTS[:at], "batch_valid_length", "q_seq_lens", *INPUTS[at + 1 :]]
     assert graph.inputs["batch_valid_length"] == graph.inputs["q_seq_lens"] == [n]
-    assert graph.outputs == [[n, 5 + (w if kind == "decode" else 1) + cases.K]]
+    columns = w if kind == "decode" else 1
+    told = columns if kind == "decode" else columns + w  # log-probabilities: those of a prompt, too
+    assert graph.outputs == [[n, 5 + columns + cases.K], [n, told, 2 + 2 * 20]]
 
     assert all(graph.count[name] == LAYERS for name in OPERATORS - {"RmsNorm"})
     assert graph.count["RmsNorm"] == 4 * LAYERS + 1

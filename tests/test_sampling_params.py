@@ -42,15 +42,17 @@ def test_defaults():
         *[("stop", value) for value in ("", ["a", ""], [1], 3)],
         *[("stop_token_ids", value) for value in (5, ["a"], [-1], [1.5], {1, "a"}, [True], np.array([1.5]), "12")],
         *[("ignore_eos", value) for value in (1, "yes")],
-        *[("presence_penalty", value) for value in (1.5, True)],
-        *[("repetition_penalty", value) for value in (1.3, 0)],
-        ("frequency_penalty", -2),
-        ("logit_bias", {3: 1.0}),
-        ("allowed_token_ids", [1]),
-        ("bad_words", ["x"]),
-        ("logprobs", 5),
-        ("logprobs", 0),
-        ("prompt_logprobs", 1),
+        *[("presence_penalty", value) for value in (2.1, -2.1, True, "1", math.nan)],
+        *[("frequency_penalty", value) for value in (2.1, -2.1, math.inf, [1])],
+        *[("repetition_penalty", value) for value in (0, 0.0, -1, math.inf, math.nan, True)],
+        *[
+            ("logit_bias", value)
+            for value in ([3], {-1: 1.0}, {3: "x"}, {3: math.nan}, {3: math.inf}, {"a": 1}, {1.5: 1})
+        ],
+        *[("allowed_token_ids", value) for value in ([], 5, ["a"], [-1], [True])],
+        *[("bad_words", value) for value in ("", ["a", ""], [1], 3)],
+        *[("logprobs", value) for value in (-1, 1.5, "5")],
+        *[("prompt_logprobs", value) for value in (-1, 1.5, "5")],
         ("best_of", 2),
     ],
 )
@@ -82,6 +84,13 @@ def test_neutral_and_convenient_values():
     assert SamplingParams(seed=0).seed == 0
     assert SamplingParams(seed=2**64 - 1).seed == 2**64 - 1
     assert SamplingParams(max_tokens=np.int64(3), temperature=np.float32(0.5)).max_tokens == 3
+    for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words", "logprobs"):
+        assert SamplingParams(**{name: None}) == SamplingParams()
+    assert SamplingParams(logit_bias={"3": 1, np.int64(4): 2}).logit_bias == {3: 1.0, 4: 2.0}
+    assert SamplingParams(logit_bias={}, bad_words=[], logprobs=False) == SamplingParams()
+    assert SamplingParams(allowed_token_ids={3, 1}).allowed_token_ids == [1, 3]
+    assert SamplingParams(bad_words="a").bad_words == ["a"]
+    assert SamplingParams(logprobs=0).logprobs == 0 and SamplingParams(logprobs=True).logprobs == 1
 
 
 def test_integers_of_numpy():
@@ -108,9 +117,9 @@ def test_clone_and_assignment():
         setattr(changed, name, value)
         with pytest.raises(ValueError, match=f"^{name} = "):
             changed.clone()
-    params.logprobs = None
-    with pytest.raises(ValueError, match="logprobs = 5: not supported yet"):
-        params.logprobs = 5
+    params.best_of = None
+    with pytest.raises(ValueError, match="best_of = 5: not supported yet"):
+        params.best_of = 5
     with pytest.raises(ValueError, match="'temprature' is unknown; did you mean 'temperature'"):
         params.temprature = 1
     assert deepcopy(params).clone() == params.clone()
@@ -128,8 +137,7 @@ def test_defaults_of_a_checkpoint(caplog):
     taken = sampling_defaults(
         {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1, "do_sample": True, "top_p": 7}
     )
-    assert taken == {"temperature": 0.6, "top_k": 20}
-    assert "temperature = 0.6, top_k = 20" in caplog.text
-    assert "repetition_penalty = 1.1 is not supported" in caplog.text
+    assert taken == {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}
+    assert "temperature = 0.6, top_k = 20, repetition_penalty = 1.1" in caplog.text
     assert sampling_defaults({"max_new_tokens": 9}) == {"max_tokens": 9}
     assert sampling_defaults({}) == {}

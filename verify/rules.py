@@ -3,13 +3,15 @@
 Every rule is called alike:
 
     rule(logits float32 [R, V], rows, drafts int32 [n, K] (-1: none), draft_probs float32 [n, K, V] or None,
-         sampling float32 [n, 4], banned int32 [n, E], banned_until int32 [n], uniforms float32 [n, 2w])
+         sampling float32 [n, 4], banned int32 [n, E], banned_until int32 [n], uniforms float32 [n, 2w], shaping = None)
     -> (emitted int32 [n, w] (-1 after the end), num_emitted int32 [n], num_accepted int32 [n])
 
 w = K + 1, and a draft's column is one less than that of the row it was fed to. Where the logits of the row that the
 next token comes from are no distribution, -1 is emitted and nothing after it. A request at temperature 0 is greedy
-under any rule, because its distributions are one-hot. ``rule.matched`` says how the uniforms are to be keyed: column i
-for output position i (true), or columns 0..K-1 to accept and column K for the one token that is drawn (false).
+under any rule, because its distributions are one-hot. What is drawn and compared are the distributions that the
+requests want (``shaping``); entropies are those of the logits as they are. ``rule.matched`` says how the uniforms are
+to be keyed: column i for output position i (true), or columns 0..K-1 to accept and column K for the one token that is
+drawn (false).
 """
 
 from __future__ import annotations
@@ -75,8 +77,8 @@ class MatchRule(nn.Cell):
         super().__init__()
         self.match = backend.Match(width)
 
-    def construct(self, logits, rows, drafts, draft_probs, sampling, banned, banned_until, uniforms):
-        return self.match(logits, rows, drafts, sampling, banned, banned_until, uniforms)
+    def construct(self, logits, rows, drafts, draft_probs, sampling, banned, banned_until, uniforms, shaping=None):
+        return self.match(logits, rows, drafts, sampling, banned, banned_until, uniforms, shaping)
 
 
 class SampledRule(nn.Cell):
@@ -95,9 +97,9 @@ class SampledRule(nn.Cell):
         """-> (num_accepted int32 [n], weight float32 [n, 1] that scales p in the residual)."""
         raise NotImplementedError
 
-    def construct(self, logits, rows, drafts, draft_probs, sampling, banned, banned_until, uniforms):
+    def construct(self, logits, rows, drafts, draft_probs, sampling, banned, banned_until, uniforms, shaping=None):
         last = self.width - 1
-        p = self.probs(logits, rows, sampling, banned, banned_until)
+        p = self.probs(logits, rows, sampling, banned, banned_until, shaping)
         if self.width == 1:
             return self.draw(p, rows, uniforms[:, :1]), ops.ones_like(banned_until), ops.zeros_like(banned_until)
         p = self.grid(p, rows)
@@ -168,12 +170,12 @@ class EntropyRule(nn.Cell):
         self.entropy = backend.Entropy()
         self.alpha, self.threshold = alpha, threshold
 
-    def construct(self, logits, rows, drafts, draft_probs, sampling, banned, banned_until, uniforms):
+    def construct(self, logits, rows, drafts, draft_probs, sampling, banned, banned_until, uniforms, shaping=None):
         last = self.inner.width - 1
         if last > 0:
             theta = acceptance.entropy_threshold(self.entropy(logits, rows), self.alpha, self.threshold)
             uniforms = ops.cat((uniforms[:, :last] * theta[:, :last], uniforms[:, last:]), 1)
-        return self.inner(logits, rows, drafts, draft_probs, sampling, banned, banned_until, uniforms)
+        return self.inner(logits, rows, drafts, draft_probs, sampling, banned, banned_until, uniforms, shaping)
 
 
 class SyntheticRule(nn.Cell):
@@ -191,9 +193,9 @@ class SyntheticRule(nn.Cell):
         self.draw = backend.InverseCDF()
         self.rates = ms.Tensor(conditional_rates(rates, width - 1) or [0.0], ms.float32)
 
-    def construct(self, logits, rows, drafts, draft_probs, sampling, banned, banned_until, uniforms):
+    def construct(self, logits, rows, drafts, draft_probs, sampling, banned, banned_until, uniforms, shaping=None):
         last = self.width - 1
-        p = self.probs(logits, rows, sampling, banned, banned_until)
+        p = self.probs(logits, rows, sampling, banned, banned_until, shaping)
         tokens = self.draw(p, rows, ops.broadcast_to(uniforms[:, last : last + 1], (uniforms.shape[0], self.width)))
         if last == 0:
             return tokens, ops.ones_like(banned_until), ops.zeros_like(banned_until)

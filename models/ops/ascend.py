@@ -33,7 +33,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.ops import auto_generate
 
-from ms_spec.models.ops import plain_rows, plain_sampling
+from ms_spec.models.ops import plain_rows, plain_sampling, plain_shaping
 from ms_spec.models.ops.constants import numbers
 from ms_spec.models.ops.interface import Geometry
 from ms_spec.models.ops.limits import DTYPES, MAX_WIDTH, storage_dtype
@@ -422,6 +422,9 @@ class AscendOps:
 
     def Match(self, width: int) -> InFloat32:
         return InFloat32(plain_sampling.Match(width))
+
+    def Logprobs(self, most: int, column: int) -> InFloat32:
+        return InFloat32(plain_shaping.Logprobs(most, column))
 
     def Probs(self) -> InFloat32:
         return InFloat32(plain_sampling.Probs())

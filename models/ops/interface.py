@@ -15,12 +15,28 @@ requests of w columns. ``Rows`` makes the bundle ``rows`` that the other Cells t
 ====  =============  ======================================================================================
 
 Backends that compact put the live rows first; the others leave each row at its cell and set ``count`` to R.
+
+What requests ask of their logits before they are sampled from comes as another bundle, ``shaping``:
+
+====  =============  ======================================================================================
+ 0    penalties      float32 [n, 3]: repetition (1: none), frequency, presence (0: none)
+ 1    asked          int32 [n, A], a column for each of ``ASKED``
+ 2    bias           float32 [S, V], by slot: what is added where ``asked`` says so; -inf forbids an id
+ 3    bad_words      int32 [S, W, M], by slot: ids at the end of M places, -1 in front of them
+ 4    history        int32 [S, L], by slot: the ids at positions below ``start``
+ 5    slot           int32 [n]
+ 6    tokens         int32 [n, w]: the ids at the positions from ``start`` on, -1: none
+ 7    start          int32 [n]
+====  =============  ======================================================================================
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+ASKED = ("num_prompt_tokens", "biased", "num_bad_words", "logprobs", "prompt_logprobs")
+"""What each column of ``asked`` says: a number, or 1 for yes."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +147,7 @@ class Backend(Protocol):
         """
 
     def Probs(self) -> Any:
-        """(logits [R, V], rows, sampling [n, 4], banned [n, E], banned_until [n]) -> float32 [R, V]."""
+        """(logits [R, V], rows, sampling [n, 4], banned [n, E], banned_until [n], shaping = None) -> float32 [R, V]."""
 
     def Argmax(self) -> Any:
         """(logits [R, V], rows) -> int32 [n, w]: the lowest id of the largest logit.
@@ -143,10 +159,17 @@ class Backend(Protocol):
         """(p [R, V], rows, u [n, w]) -> int32 [n, w]; -1 in dead cells and where p sums to 0."""
 
     def Match(self, width: int) -> Any:
-        """(logits [R, V], rows, drafts [n, w - 1], sampling [n, 4], banned [n, E], banned_until [n], u [n, w])
-        -> (emitted int32 [n, w] (-1 behind the end), num_emitted int32 [n], num_accepted int32 [n]).
+        """(logits [R, V], rows, drafts [n, w - 1], sampling [n, 4], banned [n, E], banned_until [n], u [n, w],
+        shaping = None) -> (emitted int32 [n, w] (-1 behind the end), num_emitted int32 [n], num_accepted int32 [n]).
 
         Draws a token for each of the w = ``width`` columns by its u, and keeps drafts as long as they are those tokens.
+        """
+
+    def Logprobs(self, most: int, column: int) -> Any:
+        """(logits [R, V], rows, tokens int32 [n, w], asked int32 [n, A]) -> float32 [n, w, 2 + 2 N], N = min(most, V).
+
+        Of each cell whose request has ``asked[:, column]`` set and that has a token: its log-probability by the logits
+        as they are, its rank, and the N most likely ids with their log-probabilities.
         """
 
     def Entropy(self) -> Any:

@@ -1,10 +1,37 @@
-"""Plain operations on rows for backends that leave each row at its cell, and what they make of a clock."""
+"""Plain operations on rows and the grid that they were taken from, and what plain backends make of a clock."""
 
 from __future__ import annotations
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
+
+from ms_spec.models.ops.constants import numbers
+
+
+def live_rows(rows: tuple) -> Tensor:
+    """bool [R]: which rows are not dead."""
+    return numbers(rows[0].shape[0]) < rows[4]
+
+
+def rows_of_cells(rows: tuple, size: int) -> Tensor:
+    """int32 [size]: the row that stands in each cell of the grid; R where there is none."""
+    count = rows[0].shape[0]
+    cell = ops.select(live_rows(rows), rows[3], ops.full_like(rows[3], size))  # one spare cell takes the dead rows
+    index = numbers(count)
+    return ops.tensor_scatter_elements(ops.full((size + 1,), count, dtype=ms.int32), cell, index, 0)[:size]
+
+
+def grid_of(rows: tuple) -> tuple[int, int]:
+    """(n, w), the shape of the grid that the rows were taken from."""
+    requests = rows[5].shape[0]
+    return requests, rows[0].shape[0] // requests
+
+
+def at_cells(x: Tensor, rows: tuple, size: int, absent: float) -> Tensor:
+    """x [R, ...] -> [size, ...] in the order of the grid, ``absent`` in dead cells."""
+    spare = ops.full((1, *x.shape[1:]), absent, dtype=x.dtype)
+    return ops.gather(ops.cat((x, spare)), rows_of_cells(rows, size), 0)
 
 
 class TakeRows(nn.Cell):

@@ -8,55 +8,34 @@ place in the [n, w] grid is its ``cell``.
 from __future__ import annotations
 
 import mindspore as ms
-from mindspore import Tensor, nn, ops
+from mindspore import nn, ops
 
 from ms_spec.models.ops.constants import numbers
+from ms_spec.models.ops.plain_rows import at_cells, grid_of, live_rows
+from ms_spec.models.ops.plain_shaping import Shape, without
 
 _TINY = 1e-30  # keeps divisions defined; no temperature or sum that matters is smaller
 _INF = float("inf")
 
 
-def _live(rows: tuple) -> Tensor:
-    """bool [R]: which rows are not dead."""
-    return numbers(rows[0].shape[0]) < rows[4]
-
-
-def _rows_of_cells(rows: tuple, size: int) -> Tensor:
-    """int32 [size]: the row that stands in each cell of the grid; R where there is none."""
-    count = rows[0].shape[0]
-    cell = ops.select(_live(rows), rows[3], ops.full_like(rows[3], size))  # one spare cell takes the dead rows
-    index = numbers(count)
-    return ops.tensor_scatter_elements(ops.full((size + 1,), count, dtype=ms.int32), cell, index, 0)[:size]
-
-
-def _grid(rows: tuple) -> tuple[int, int]:
-    """(n, w), the shape of the grid that the rows were taken from."""
-    requests = rows[5].shape[0]
-    return requests, rows[0].shape[0] // requests
-
-
-def _at_cells(x: Tensor, rows: tuple, size: int, absent: float) -> Tensor:
-    """x [R, ...] -> [size, ...] in the order of the grid, ``absent`` in dead cells."""
-    spare = ops.full((1, *x.shape[1:]), absent, dtype=x.dtype)
-    return ops.gather(ops.cat((x, spare)), _rows_of_cells(rows, size), 0)
-
-
 class Probs(nn.Cell):
     """Logits to the distribution that a request samples from.
 
-    (logits float32 [R, V], rows, sampling float32 [n, 4], banned int32 [n, E] (-1: none), banned_until int32 [n])
-    -> float32 [R, V]. ``sampling`` holds temperature, top_k (<= 0: off), top_p and min_p.
+    (logits float32 [R, V], rows, sampling float32 [n, 4], banned int32 [n, E] (-1: none), banned_until int32 [n],
+    shaping = None) -> float32 [R, V]. ``sampling`` holds temperature, top_k (<= 0: off), top_p and min_p.
 
-    Banned ids go first; then temperature, top-k, top-p (the smallest set of ids whose mass, of what top-k left, is
-    at least top_p) and min-p; ids as probable as the last one kept are kept too. Temperature 0 and top_k 1 mean all
-    mass on the argmax (lowest id on ties). Dead rows, and rows with a NaN, a +inf or nothing but -inf, are all 0.
+    Shaping and banned ids come first; then temperature, top-k, top-p (the smallest set of ids whose mass, of what top-k
+    left, is at least top_p) and min-p; ids as probable as the last one kept are kept too. Temperature 0 and top_k 1
+    mean all mass on the argmax (lowest id on ties). Dead rows, and rows with a NaN, a +inf or nothing but -inf, are all
+    0.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.shape = Shape()
         self.exclusive_cumsum = ops.CumSum(exclusive=True)
 
-    def construct(self, logits, rows, sampling, banned, banned_until):
+    def construct(self, logits, rows, sampling, banned, banned_until, shaping=None):
         vocab = logits.shape[1]
         ids = numbers(vocab)
         wanted = ops.gather(sampling, rows[2], 0)
@@ -64,14 +43,15 @@ class Probs(nn.Cell):
 
         finite = logits < _INF  # false for NaN as well
         x = ops.select(finite, logits, ops.full_like(logits, -_INF))
+        if shaping is not None:
+            x = self.shape(x, rows, shaping)
+            finite = ops.logical_and(finite, x < _INF)
         early = (rows[1] + 1 < ops.gather(banned_until, rows[2], 0)).reshape(-1, 1)
         forbidden = ops.gather(banned, rows[2], 0)
         forbidden = ops.select(ops.logical_and(early, forbidden >= 0), forbidden, ops.full_like(forbidden, vocab))
-        spare = ops.zeros((x.shape[0], vocab + 1), ms.float32)  # the last column takes what is not banned
-        spare = ops.tensor_scatter_elements(spare, forbidden, ops.ones_like(forbidden).astype(ms.float32), 1)
-        x = x.masked_fill(spare[:, :vocab] > 0, -_INF)
+        x = without(x, forbidden)
         top = ops.amax(x, 1, keepdims=True)
-        valid = ops.logical_and(ops.logical_and(finite.all(1, True), top > -_INF), _live(rows).reshape(-1, 1))
+        valid = ops.logical_and(ops.logical_and(finite.all(1, True), top > -_INF), live_rows(rows).reshape(-1, 1))
         best = ops.argmax(x, 1).astype(ms.int32).reshape(-1, 1)
         greedy = ops.logical_or(temperature <= 0, top_k == 1)
 
@@ -110,7 +90,7 @@ class Argmax(nn.Cell):
         if self.live is not None and len(rows) > self.live:
             valid = ops.logical_and(valid, rows[self.live] > 0)
         token = ops.select(valid, ops.argmax(x, 1).astype(ms.int32), ops.full_like(rows[3], -1))
-        return _at_cells(token, rows, logits.shape[0], -1).reshape(_grid(rows))
+        return at_cells(token, rows, logits.shape[0], -1).reshape(grid_of(rows))
 
 
 class InverseCDF(nn.Cell):
@@ -135,7 +115,7 @@ class InverseCDF(nn.Cell):
         if self.live is not None and len(rows) > self.live:
             valid = ops.logical_and(valid, rows[self.live] > 0)
         token = ops.select(valid, passed.astype(ms.int32), ops.full_like(rows[3], -1))
-        return _at_cells(token, rows, u.shape[0] * u.shape[1], -1).reshape(u.shape)
+        return at_cells(token, rows, u.shape[0] * u.shape[1], -1).reshape(u.shape)
 
 
 def cut(tokens, num_accepted):
@@ -148,15 +128,17 @@ class Match(nn.Cell):
     """Draws every position as plain decoding would, and keeps drafts as long as they agree.
 
     (logits float32 [R, V], rows, drafts int32 [n, w - 1], sampling float32 [n, 4], banned int32 [n, E],
-    banned_until int32 [n], u float32 [n, w]) -> (emitted int32 [n, w], num_emitted int32 [n], num_accepted int32 [n])
+    banned_until int32 [n], u float32 [n, w], shaping = None)
+    -> (emitted int32 [n, w], num_emitted int32 [n], num_accepted int32 [n])
     """
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.width, self.probs, self.draw = width, Probs(), InverseCDF()
 
-    def construct(self, logits, rows, drafts, sampling, banned, banned_until, u):
-        tokens = self.draw(self.probs(logits, rows, sampling, banned, banned_until), rows, u[:, : self.width])
+    def construct(self, logits, rows, drafts, sampling, banned, banned_until, u, shaping=None):
+        probs = self.probs(logits, rows, sampling, banned, banned_until, shaping)
+        tokens = self.draw(probs, rows, u[:, : self.width])
         if self.width == 1:
             return tokens, ops.ones_like(banned_until), ops.zeros_like(banned_until)
         same = ops.logical_and(tokens[:, :-1] == drafts, drafts >= 0).astype(ms.int32)
@@ -181,14 +163,14 @@ class Entropy(nn.Cell):
         entropy = log_total - (weight * x).sum(1) / total
         valid = ops.logical_and((logits < _INF).all(1), top.reshape(-1) > -_INF)
         entropy = ops.select(valid, entropy, ops.zeros_like(entropy))
-        return _at_cells(entropy, rows, logits.shape[0], 0.0).reshape(_grid(rows))
+        return at_cells(entropy, rows, logits.shape[0], 0.0).reshape(grid_of(rows))
 
 
 class Grid(nn.Cell):
     """(x float32 [R, V], rows) -> float32 [n, w, V]: rows put where they stand in the grid, 0 in dead cells."""
 
     def construct(self, x, rows):
-        return _at_cells(x, rows, x.shape[0], 0.0).reshape((*_grid(rows), x.shape[1]))
+        return at_cells(x, rows, x.shape[0], 0.0).reshape((*grid_of(rows), x.shape[1]))
 
 
 class NgramLookup(nn.Cell):

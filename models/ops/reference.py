@@ -12,7 +12,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from ms_spec.models.ops import plain_rows, plain_sampling
+from ms_spec.models.ops import plain_rows, plain_sampling, plain_shaping
 from ms_spec.models.ops.constants import numbers
 from ms_spec.models.ops.interface import Geometry
 from ms_spec.models.weights import WeightSpec
@@ -327,6 +327,7 @@ class ReferenceOps:
     WriteHistory = WriteHistory
     Probs = plain_sampling.Probs
     Match = plain_sampling.Match
+    Logprobs = plain_shaping.Logprobs
     Entropy = plain_sampling.Entropy
     Grid = plain_sampling.Grid
     NgramLookup = plain_sampling.NgramLookup

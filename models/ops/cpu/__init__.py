@@ -31,6 +31,7 @@ class CpuOps:
     Argmax = sampling.Argmax
     InverseCDF = sampling.InverseCDF
     Match = sampling.Match
+    Logprobs = sampling.Logprobs
     Entropy = sampling.Entropy
     Grid = sampling.Grid
     NgramLookup = sampling.NgramLookup

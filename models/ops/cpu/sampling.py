@@ -1,7 +1,8 @@
-"""Sampling and n-gram lookup as fused kernels. What each Cell does is said in :mod:`ms_spec.models.ops.plain_sampling`.
+"""Sampling, log-probabilities and n-gram lookup as fused kernels. What each Cell does is said in
+:mod:`ms_spec.models.ops.plain_sampling` and :mod:`ms_spec.models.ops.plain_shaping`.
 
 A row costs a few passes over the vocabulary (a greedy one: a search for the maximum and a fill with zeros), a dead row
-nothing but its zeros.
+nothing but its zeros. Shaping and log-probabilities cost where a request asks for them.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ from ms_spec.models.ops.cpu.build import kernel
 
 
 class Probs(nn.Cell):
-    """(logits [R, V], rows, sampling [n, 4], banned [n, E], banned_until [n]) -> float32 [R, V]."""
+    """(logits [R, V], rows, sampling [n, 4], banned [n, E], banned_until [n], shaping) -> float32 [R, V]."""
 
     def __init__(self) -> None:
         super().__init__()
         self.op = kernel("sampling_probs", lambda logits, *_: logits, lambda logits, *_: logits)
+        # In its place among the writes to the history, which it reads.
+        self.shaped = kernel("sampling_shaped_probs", lambda x, *_: x, lambda x, *_: x, mutates=True)
 
-    def construct(self, logits, rows, sampling, banned, banned_until):
-        return self.op(logits, rows[1], rows[2], rows[4], sampling, banned, banned_until)
+    def construct(self, logits, rows, sampling, banned, banned_until, shaping=None):
+        if shaping is None:
+            return self.op(logits, rows[1], rows[2], rows[4], sampling, banned, banned_until)
+        return self.shaped(logits, rows[1], rows[2], rows[4], sampling, banned, banned_until, *shaping)
 
 
 class InverseCDF(nn.Cell):
@@ -48,21 +53,40 @@ class Argmax(nn.Cell):
 
 
 class Match(nn.Cell):
-    """(logits [R, V], rows, drafts [n, w - 1], sampling [n, 4], banned [n, E], banned_until [n], u [n, w]) -> three."""
+    """(logits [R, V], rows, drafts [n, w - 1], sampling [n, 4], banned [n, E], banned_until [n], u [n, w], shaping)
+    -> three."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.width = width
         self.nothing = ms.Tensor([[-1]], ms.int32)  # no tensor is empty for a kernel
-        self.op = kernel(
-            "sampling_match", lambda *shapes: (shapes[9], shapes[9][:1], shapes[9][:1]), lambda *_: (ms.int32,) * 3
+        made = (lambda *shapes: (shapes[-1], shapes[-1][:1], shapes[-1][:1])), (lambda *_: (ms.int32,) * 3)
+        self.op = kernel("sampling_match", *made)
+        self.shaped = kernel("sampling_shaped_match", *made, mutates=True)  # see Probs
+
+    def construct(self, logits, rows, drafts, sampling, banned, banned_until, u, shaping=None):
+        drafts, u = self.nothing if self.width == 1 else drafts, u[:, : self.width]
+        if shaping is None:
+            return self.op(logits, rows[1], rows[2], rows[3], rows[4], drafts, sampling, banned, banned_until, u)
+        return self.shaped(
+            logits, rows[1], rows[2], rows[3], rows[4], drafts, sampling, banned, banned_until, *shaping, u
         )
 
-    def construct(self, logits, rows, drafts, sampling, banned, banned_until, u):
-        drafts = self.nothing if self.width == 1 else drafts
-        return self.op(
-            logits, rows[1], rows[2], rows[3], rows[4], drafts, sampling, banned, banned_until, u[:, : self.width]
+
+class Logprobs(nn.Cell):
+    """(logits [R, V], rows, tokens [n, w], asked [n, A]) -> float32 [n, w, 2 + 2 N]."""
+
+    def __init__(self, most: int, column: int) -> None:
+        super().__init__()
+        self.column = ms.Tensor([column], ms.int32)
+        self.op = kernel(
+            "logprobs",
+            lambda x, request, cell, count, tokens, *_: [*tokens, 2 + 2 * min(most, x[1])],
+            lambda *_: ms.float32,
         )
+
+    def construct(self, logits, rows, tokens, asked):
+        return self.op(logits, rows[2], rows[3], rows[4], tokens, asked, self.column)
 
 
 class Entropy(nn.Cell):

@@ -9,60 +9,10 @@
 #include <vector>
 
 #include "pool.h"
-#include "vec.h"
+#include "shaping.h"
+#include "vocabulary.h"
 
 namespace {
-
-constexpr int64_t BLOCK = 4096;
-constexpr float INF = __builtin_inff();
-
-inline int64_t blocks_of(int64_t V) { return (V + BLOCK - 1) / BLOCK; }
-inline int64_t live_rows(const int32_t* count, int64_t R) { return *count < R ? *count : R; }
-
-// The last vector of a row, filled up.
-inline vf load_tail(const float* p, int64_t n, float fill) {
-    vf x = splat(fill);
-    std::memcpy(&x, p, n * sizeof(float));
-    return x;
-}
-inline void store_tail(float* p, int64_t n, vf x) { std::memcpy(p, &x, n * sizeof(float)); }
-
-// Calls f(offset, lanes) for every vector of n floats.
-template <class F>
-inline void each_vector(int64_t n, F f) {
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) f(i, LANES);
-    if (i < n) f(i, (int)(n - i));
-}
-inline vf load_n(const float* p, int lanes, float fill) { return lanes == LANES ? load(p) : load_tail(p, lanes, fill); }
-inline void store_n(float* p, int lanes, vf x) {
-    if (lanes == LANES) store(p, x);
-    else store_tail(p, lanes, x);
-}
-inline bool any(vi mask) {
-    int64_t w[8];
-    std::memcpy(w, &mask, sizeof w);
-    return ((w[0] | w[1]) | (w[2] | w[3])) | ((w[4] | w[5]) | (w[6] | w[7]));
-}
-
-// Maximum of n floats; bad when one of them is NaN or +inf.
-float block_max(const float* x, int64_t n, bool& bad) {
-    vf top = splat(-INF);
-    vi fine = ~vi{};
-    each_vector(n, [&](int64_t i, int lanes) {
-        const vf v = load_n(x + i, lanes, -INF);
-        fine &= v < splat(INF);
-        top = vmax(v, top);
-    });
-    bad = any(~fine);
-    return hmax(top);
-}
-
-int64_t first_equal(const float* x, int64_t n, float value) {
-    for (int64_t i = 0; i < n; ++i)
-        if (x[i] == value) return i;
-    return -1;
-}
 
 // Values that can still be kept, and room to refine them.
 struct Candidates {
@@ -180,9 +130,8 @@ struct Row {
 // Whether a request (temperature, top_k, top_p, min_p) takes the best token.
 inline bool greedy(const float* sampling) { return sampling[0] <= 0 || sampling[1] == 1; }
 
-// p = probabilities of live rows, 0 in dead ones.
-void probs(const float* logits, const int32_t* position, const int32_t* request, int64_t live, const float* sampling,
-           const int32_t* banned, int64_t E, const int32_t* until, float* p, int64_t R, int64_t V) {
+// p = probabilities of live rows, 0 in dead ones. row_of[r]: a live row's logits, which may stand in their place in p.
+void probs(const float* const* row_of, const int32_t* request, int64_t live, const float* sampling, float* p, int64_t R, int64_t V) {
     static thread_local std::vector<float> tops;
     static thread_local std::vector<double> sums;
     static thread_local std::vector<Row> infos;
@@ -197,19 +146,9 @@ void probs(const float* logits, const int32_t* position, const int32_t* request,
 
     parallel_for(live * B, live * V * 8, [&](int64_t t) {  // maxima
         const int64_t r = t / B, from = t % B * BLOCK, n = V - from < BLOCK ? V - from : BLOCK;
-        const float* x = logits + r * V + from;
         bool b;
-        top[t] = block_max(x, n, b);
+        top[t] = block_max(row_of[r] + from, n, b);
         bad[t] = b;
-        const int32_t q = request[r];
-        if (position[r] + 1 >= until[q]) return;
-        float* copy = p + r * V + from;
-        std::memcpy(copy, x, n * sizeof(float));
-        for (int64_t i = 0; i < E; ++i) {
-            const int64_t id = banned[q * E + i] - from;
-            if (banned[q * E + i] >= 0 && id >= 0 && id < n) copy[id] = -INF;
-        }
-        top[t] = block_max(copy, n, b);
     });
     bool filtered = false;
     for (int64_t r = 0; r < live; ++r) {
@@ -233,7 +172,7 @@ void probs(const float* logits, const int32_t* position, const int32_t* request,
             return;
         }
         const Row& row = info[r];
-        const float* x = position[r] + 1 < until[request[r]] ? out : logits + r * V + from;
+        const float* x = row_of[r] + from;
         if (row.greedy) {
             bool mine = top[t] == row.top;
             for (int64_t i = r * B; mine && i < t; ++i) mine = top[i] != row.top;
@@ -319,7 +258,7 @@ int32_t draw(const float* p, int64_t V, const double* part, float u) {
 }
 
 // token[cell[r]]: lowest id of row r's maximum; -1 in dead cells, and for rows that are no distribution.
-void argmax(const float* logits, const int32_t* cell, int64_t live, int32_t* token, int64_t R, int64_t V) {
+void argmax(const float* const* row_of, const int32_t* cell, int64_t live, int32_t* token, int64_t R, int64_t V) {
     const int64_t B = blocks_of(V);
     static thread_local std::vector<float> tops;
     static thread_local std::vector<char> bads;
@@ -330,7 +269,7 @@ void argmax(const float* logits, const int32_t* cell, int64_t live, int32_t* tok
     parallel_for(live * B, live * V, [&](int64_t t) {
         const int64_t from = t % B * BLOCK;
         bool b;
-        top[t] = block_max(logits + t / B * V + from, V - from < BLOCK ? V - from : BLOCK, b);
+        top[t] = block_max(row_of[t / B] + from, V - from < BLOCK ? V - from : BLOCK, b);
         bad[t] = b;
     });
     parallel_for(live, live * BLOCK, [&](int64_t r) {
@@ -343,7 +282,7 @@ void argmax(const float* logits, const int32_t* cell, int64_t live, int32_t* tok
         const float highest = top[r * B + best];
         if (!valid || !(highest > -INF)) return;
         const int64_t from = best * BLOCK;
-        token[cell[r]] = (int32_t)(from + first_equal(logits + r * V + from, V - from < BLOCK ? V - from : BLOCK, highest));
+        token[cell[r]] = (int32_t)(from + first_equal(row_of[r] + from, V - from < BLOCK ? V - from : BLOCK, highest));
     });
 }
 
@@ -361,50 +300,47 @@ void inverse_cdf(const float* p, const int32_t* cell, int64_t live, const float*
     for (int64_t r = 0; r < live; ++r) token[cell[r]] = draw(p + r * V, V, part + r * B, u[cell[r]]);
 }
 
-}  // namespace
-
-// (logits [R,V], position [R], request [R], count [1], sampling [n,4], banned [n,E], banned_until [n]) -> p [R,V]
-KERNEL sampling_probs(KERNEL_ARGS) {
-    probs((const float*)params[0], (const int32_t*)params[1], (const int32_t*)params[2],
-          live_rows((const int32_t*)params[3], shapes[0][0]), (const float*)params[4], (const int32_t*)params[5],
-          shapes[5][1], (const int32_t*)params[6], (float*)params[7], shapes[0][0], shapes[0][1]);
+// (logits [R,V], position [R], request [R], count [1], sampling [n,4], banned [n,E], banned_until [n], and what shaping
+// takes from params[7] on or nothing) -> out [R,V]
+int probs_kernel(void** params, int64_t** shapes, bool shaped) {
+    const int64_t R = shapes[0][0], V = shapes[0][1];
+    const auto* request = (const int32_t*)params[2];
+    const Logits in{(const float*)params[0], (const int32_t*)params[1], request, live_rows((const int32_t*)params[3], R), V};
+    Shaping shaping(params + 5, shapes + 5, V);
+    if (shaped) shaping.more(params + 7, shapes + 7);
+    float* const p = (float*)params[shaped ? 15 : 7];
+    static thread_local std::vector<const float*> rows;
+    shape_rows(in, shaping, rows, [&] { return p; });
+    probs(rows.data(), request, in.live, (const float*)params[4], p, R, V);
     return 0;
 }
 
-// (p [R,V], cell [R], count [1], u [n,w]) -> token [n,w]
-KERNEL sampling_inverse_cdf(KERNEL_ARGS) {
-    const int64_t R = shapes[0][0];
-    inverse_cdf((const float*)params[0], (const int32_t*)params[1], live_rows((const int32_t*)params[2], R), (const float*)params[3],
-                (int32_t*)params[4], R, shapes[0][1]);
-    return 0;
-}
-
-// (logits [R,V], cell [R], count [1], tables [n,B]) -> token [n,w]: lowest id of the maximum; -1: dead, or not finite
-KERNEL sampling_argmax(KERNEL_ARGS) {
-    const int64_t R = shapes[0][0];
-    argmax((const float*)params[0], (const int32_t*)params[1], live_rows((const int32_t*)params[2], R), (int32_t*)params[4], R, shapes[0][1]);
-    return 0;
-}
-
-// (logits [R,V], position [R], request [R], cell [R], count [1], drafts [n,w-1] or anything if w = 1, sampling [n,4],
-//  banned [n,E], banned_until [n], u [n,w]) -> emitted [n,w], num_emitted [n], num_accepted [n]
-KERNEL sampling_match(KERNEL_ARGS) {
-    const auto* logits = (const float*)params[0];
-    const auto *position = (const int32_t*)params[1], *request = (const int32_t*)params[2], *cell = (const int32_t*)params[3];
-    const auto *drafts = (const int32_t*)params[5], *banned = (const int32_t*)params[7], *until = (const int32_t*)params[8];
-    const auto *sampling = (const float*)params[6], *u = (const float*)params[9];
-    auto *emitted = (int32_t*)params[10], *num_emitted = (int32_t*)params[11], *num_accepted = (int32_t*)params[12];
-    const int64_t R = shapes[0][0], V = shapes[0][1], n = shapes[9][0], w = shapes[9][1];
-    const int64_t live = live_rows((const int32_t*)params[4], R);
-    bool best = true;
-    for (int64_t r = 0; r < live; ++r) best &= greedy(sampling + request[r] * 4) && position[r] + 1 >= until[request[r]];
-    if (best) {
-        argmax(logits, cell, live, emitted, R, V);
-    } else {
-        static thread_local std::vector<float> scratch;
+// As sampling_match says, with what shaping takes at params[9] or nothing, and u behind it.
+int match_kernel(void** params, int64_t** shapes, bool shaped) {
+    const auto *request = (const int32_t*)params[2], *cell = (const int32_t*)params[3], *drafts = (const int32_t*)params[5];
+    const auto* sampling = (const float*)params[6];
+    const int last = shaped ? 17 : 9;
+    const auto* u = (const float*)params[last];
+    auto *emitted = (int32_t*)params[last + 1], *num_emitted = (int32_t*)params[last + 2], *num_accepted = (int32_t*)params[last + 3];
+    const int64_t R = shapes[0][0], n = shapes[last][0], w = shapes[last][1], V = shapes[0][1];
+    const Logits in{(const float*)params[0], (const int32_t*)params[1], request, live_rows((const int32_t*)params[4], R), V};
+    Shaping shaping(params + 7, shapes + 7, V);
+    if (shaped) shaping.more(params + 9, shapes + 9);
+    static thread_local std::vector<float> scratch;
+    static thread_local std::vector<const float*> rows;
+    const auto room = [&] {
         if ((int64_t)scratch.size() < R * V) scratch.resize(R * V);
-        probs(logits, position, request, live, sampling, banned, shapes[7][1], until, scratch.data(), live, V);
-        inverse_cdf(scratch.data(), cell, live, u, emitted, R, V);
+        return scratch.data();
+    };
+    shape_rows(in, shaping, rows, room);
+    bool best = true;
+    for (int64_t r = 0; r < in.live; ++r) best &= greedy(sampling + request[r] * 4);
+    if (best) {
+        argmax(rows.data(), cell, in.live, emitted, R, V);
+    } else {
+        float* const p = room();
+        probs(rows.data(), request, in.live, sampling, p, in.live, V);
+        inverse_cdf(p, cell, in.live, u, emitted, R, V);
     }
     for (int64_t i = 0; i < n; ++i) {
         int32_t* tokens = emitted + i * w;
@@ -416,6 +352,34 @@ KERNEL sampling_match(KERNEL_ARGS) {
     }
     return 0;
 }
+
+}  // namespace
+
+KERNEL sampling_probs(KERNEL_ARGS) { return probs_kernel(params, shapes, false); }
+KERNEL sampling_shaped_probs(KERNEL_ARGS) { return probs_kernel(params, shapes, true); }
+
+// (p [R,V], cell [R], count [1], u [n,w]) -> token [n,w]
+KERNEL sampling_inverse_cdf(KERNEL_ARGS) {
+    const int64_t R = shapes[0][0];
+    inverse_cdf((const float*)params[0], (const int32_t*)params[1], live_rows((const int32_t*)params[2], R), (const float*)params[3],
+                (int32_t*)params[4], R, shapes[0][1]);
+    return 0;
+}
+
+// (logits [R,V], cell [R], count [1], tables [n,B]) -> token [n,w]: lowest id of the maximum; -1: dead, or not finite
+KERNEL sampling_argmax(KERNEL_ARGS) {
+    const int64_t R = shapes[0][0], V = shapes[0][1], live = live_rows((const int32_t*)params[2], R);
+    static thread_local std::vector<const float*> rows;
+    if ((int64_t)rows.size() < live) rows.resize(live);
+    for (int64_t r = 0; r < live; ++r) rows[r] = (const float*)params[0] + r * V;
+    argmax(rows.data(), (const int32_t*)params[1], live, (int32_t*)params[4], R, V);
+    return 0;
+}
+
+// (logits [R,V], position [R], request [R], cell [R], count [1], drafts [n,w-1] or anything if w = 1, sampling [n,4],
+//  banned [n,E], banned_until [n], u [n,w]) -> emitted [n,w], num_emitted [n], num_accepted [n]
+KERNEL sampling_match(KERNEL_ARGS) { return match_kernel(params, shapes, false); }
+KERNEL sampling_shaped_match(KERNEL_ARGS) { return match_kernel(params, shapes, true); }
 
 // (logits [R,V], cell [R], count [1]) -> entropy [n,w], nats
 KERNEL sampling_entropy(KERNEL_ARGS) {
