@@ -47,8 +47,7 @@ def assemble(config: EngineConfig) -> Parts:
     sink = open_sink(config, loaded.config, device)
     graph_thread().run(setup_mindspore, device, config.eager)
     backend = select(device)  # on this thread: Ctrl-C ends the compiler of the kernels
-    here = graph_thread().run(_announced, asked)
-    runner = graph_thread().run(_build, config, limits, loaded, draft, backend, here)
+    runner, close = graph_thread().run(_build, asked, config, limits, loaded, draft, backend)
     return Parts(
         runner,
         limits,
@@ -59,7 +58,7 @@ def assemble(config: EngineConfig) -> Parts:
         loaded.generation_defaults,
         build_host_proposer(config.speculative_config, limits.max_model_len) if config.speculative_config else None,
         sink,
-        _nothing if here is None else _dismissal(*here),
+        close,
     )
 
 
@@ -99,28 +98,29 @@ def _check_parts(shape: LayerShape, size: int, field: str) -> None:
         raise ConfigError(f"{field} = {size}: {unshared(shape, size)} cannot be shared out to {size} workers; {fix}")
 
 
-def _announced(config: EngineConfig) -> tuple[Group, int] | None:
-    """The other workers, who from now on build the same model, and its number; None without any."""
+def _build(
+    asked: EngineConfig, config: EngineConfig, limits: Limits, loaded: Loaded, draft: Draft | None, backend: Any
+) -> tuple[ModelRunner, Callable[[], None]]:
+    """On the graph thread: the runner, and how to let it go. Other workers build it as it was ``asked`` for."""
     if world() is None:
-        return None
+        return _compiled(config, limits, loaded, draft, backend, None), _nothing
     from ms_spec.group import join
-    from ms_spec.parallel_runner import announce
+    from ms_spec.parallel_runner import announced, dismiss
 
     group = join()
-    return None if group is None else (group, announce(group, config))
+    if group is None:
+        return _compiled(config, limits, loaded, draft, backend, None), _nothing
+    for one in (loaded, draft):
+        if one is not None:
+            one.checkpoint.identity()  # read once: the others find it in the cache
+    with announced(group, asked) as engine:
+        runner = _compiled(config, limits, loaded, draft, backend, (group, engine))
+    return runner, lambda: graph_thread().run(dismiss, group, engine)
 
 
-def _dismissal(group: Group, engine: int) -> Callable[[], None]:
-    """What closing the model means to the other workers."""
-    from ms_spec.parallel_runner import dismiss
-
-    return lambda: graph_thread().run(dismiss, group, engine)
-
-
-def _build(
+def _compiled(
     config: EngineConfig, limits: Limits, loaded: Loaded, draft: Draft | None, backend: Any, here: Any
 ) -> ModelRunner:
-    """On the graph thread."""
     from tqdm import tqdm
 
     from ms_spec.runner import build_runner

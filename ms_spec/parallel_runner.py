@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -55,13 +57,18 @@ class ParallelRunner(ModelRunner):
         self._compute(self._buckets[place], inputs)
 
 
-def announce(group: Group, config: EngineConfig) -> int:
-    """Rank 0: has the others build the same model. Returns its number."""
+@contextmanager
+def announced(group: Group, config: EngineConfig) -> Iterator[int]:
+    """Rank 0: has the others build the model that is built inside the block. Gives its number."""
     group.num_engines += 1
     group.heartbeat.begin()
     given = json.dumps(config.model_dump(mode="json", exclude_unset=True)).encode()
     group.tell(BUILD, group.num_engines, 0, [np.frombuffer(given, np.uint8)])
-    return group.num_engines
+    try:
+        yield group.num_engines
+    except BaseException:
+        group.failed = True
+        raise
 
 
 def dismiss(group: Group, engine: int) -> None:

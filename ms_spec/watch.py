@@ -148,7 +148,7 @@ def _let_leave(job: Job) -> None:
     end = time.monotonic() + LEAVE_S
     if not all(read_beat(path_of(job.beats, rank)) for rank in range(len(job.workers))):
         return  # the program has used no workers
-    while time.monotonic() < end and not job.ended_by and any(one.code is None for one in job.processes):
+    while time.monotonic() < end and not job.ended_by and any(one.code is None for one in job.workers):
         time.sleep(POLL_S)
 
 

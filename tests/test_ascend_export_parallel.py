@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_ascend_export import BFLOAT16, BLOCK, DOCUMENTED, FUSED, HEADS, K, KV_HEADS, LAYERS, STRUCTURE, Graph, export
+from test_ascend_export import BFLOAT16, BLOCK, DOCUMENTED, FUSED, HEADS, KV_HEADS, LAYERS, STRUCTURE, Graph, K, export
 
 from ms_spec.models.parallel import Shard
 from ms_spec.verify.buckets import Buckets

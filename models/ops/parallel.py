@@ -1,7 +1,8 @@
 """The operations of one worker of several: each holds a part of the weights, and all get the same results.
 
 Partial sums are gathered and added in the order of the workers. An all-reduce would add them in an order that depends
-on their number of rows, and then a row's bits would depend on its neighbours.
+on their number of rows, and then a row's bits would depend on its neighbours. Every meeting of the workers needs what
+came of the one before, so that they are in the same order everywhere.
 """
 
 from __future__ import annotations
