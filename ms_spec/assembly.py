@@ -45,6 +45,10 @@ def assemble(config: EngineConfig) -> Parts:
     tokenizer = loaded.tokenizer
     device = device_of(config)
     sink = open_sink(config, loaded.config, device)
+    if world() is not None:
+        for one in (loaded, draft):
+            if one is not None:
+                one.checkpoint.identity()  # all is read for it, once: the others find it in the cache
     graph_thread().run(setup_mindspore, device, config.eager)
     backend = select(device)  # on this thread: Ctrl-C ends the compiler of the kernels
     runner, close = graph_thread().run(_build, asked, config, limits, loaded, draft, backend)
@@ -68,7 +72,7 @@ def assemble_part(config: EngineConfig, group: Group, engine: int) -> ModelRunne
 
     config, loaded, draft, limits = _found(config)
     backend = select(device_of(config))
-    return build_runner(config, limits, loaded, draft, backend, _nothing, (group, engine))
+    return build_runner(config, limits, loaded, draft, backend, group.keep_up, (group, engine))
 
 
 def _found(config: EngineConfig) -> tuple[EngineConfig, Loaded, Draft | None, Limits]:
@@ -110,9 +114,6 @@ def _build(
     group = join()
     if group is None:
         return _compiled(config, limits, loaded, draft, backend, None), _nothing
-    for one in (loaded, draft):
-        if one is not None:
-            one.checkpoint.identity()  # read once: the others find it in the cache
     with announced(group, asked) as engine:
         runner = _compiled(config, limits, loaded, draft, backend, (group, engine))
     return runner, lambda: graph_thread().run(dismiss, group, engine)
@@ -126,7 +127,13 @@ def _compiled(
     from ms_spec.runner import build_runner
 
     check = graph_thread().check
-    runner = build_runner(config, limits, loaded, draft, backend, check, here)
+
+    def progress() -> None:
+        check()
+        if here is not None:
+            here[0].keep_up()
+
+    runner = build_runner(config, limits, loaded, draft, backend, progress, here)
     with tqdm(total=len(runner.plan()), desc="compiling", delay=2, dynamic_ncols=True) as bar:
 
         def compiled(graphs: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -24,7 +25,8 @@ RUN, BUILD, CLOSE, IDLE, STOP = range(5)
 """Kinds of messages: a graph call, a new engine, an engine that is closed, nothing, the end."""
 _HEAD = 4
 _FIRST_WORDS = 1024
-_IDLE_S = 5.0
+_IDLE_S, _KEEP_UP_S = 5.0, 1.0
+"""On CPU, MindSpore gives up when a worker has waited half a minute for another."""
 
 
 class _Broadcast(nn.Cell):
@@ -59,11 +61,18 @@ class Group:
         """A call of the workers has failed: what they would say to each other now, nobody would hear."""
         self._record = np.zeros(_FIRST_WORDS, np.int32)
         self._broadcast, self._meeting = _Broadcast(), _Meeting()
+        self._met = 0.0
         self._spoken = threading.Event()
         self._over = threading.Event()
         if self.leads:
             atexit.register(self.stop)
+
+    def new_engine(self) -> int:
+        """Rank 0: the number of one more model. From the first one on the others listen, and must hear something."""
+        self.num_engines += 1
+        if self.num_engines == 1:
             threading.Thread(target=self._keep_awake, name="ms-spec-idle", daemon=True).start()
+        return self.num_engines
 
     def fit(self, size: int) -> None:
         """Makes records large enough for ``size`` bytes of content. All workers call it at the same place."""
@@ -71,10 +80,21 @@ class Group:
         if words > self._record.size:
             self._record = np.zeros(words, np.int32)
 
+    def keep_up(self) -> None:
+        """Called now and then by workers who are on their way to :meth:`meet`: the others are waiting there."""
+        if time.monotonic() - self._met > _KEEP_UP_S:
+            self._all_there(False)
+
     def meet(self) -> None:
-        """Waits for all workers. All of them call it."""
+        """Waits for all workers, however long it takes. All of them call it."""
+        while not self._all_there(True):
+            pass
+
+    def _all_there(self, here: bool) -> bool:
         use_mode(False)
-        self._meeting(Tensor(np.zeros(1, np.float32))).asnumpy()
+        seen = self._meeting(Tensor(np.array([here], np.float32))).asnumpy()
+        self._met = time.monotonic()
+        return bool(seen.all())
 
     def tell(self, kind: int, engine: int = 0, place: int = 0, arrays: Sequence[np.ndarray] = ()) -> None:
         """Rank 0: says it to all others. ``arrays``: the content, their bytes one behind the other."""
@@ -113,7 +133,7 @@ class Group:
         return heard
 
     def _keep_awake(self) -> None:
-        """Workers that hear nothing for long take rank 0 for dead."""
+        """Has rank 0 say something where the program is busy with other things."""
         while not self._over.wait(_IDLE_S):
             if not self._spoken.is_set() and not self.failed:
                 with suppress(Exception):  # the next call of the program tells

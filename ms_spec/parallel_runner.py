@@ -60,12 +60,12 @@ class ParallelRunner(ModelRunner):
 @contextmanager
 def announced(group: Group, config: EngineConfig) -> Iterator[int]:
     """Rank 0: has the others build the model that is built inside the block. Gives its number."""
-    group.num_engines += 1
+    engine = group.new_engine()
     group.heartbeat.begin()
     given = json.dumps(config.model_dump(mode="json", exclude_unset=True)).encode()
-    group.tell(BUILD, group.num_engines, 0, [np.frombuffer(given, np.uint8)])
+    group.tell(BUILD, engine, 0, [np.frombuffer(given, np.uint8)])
     try:
-        yield group.num_engines
+        yield engine
     except BaseException:
         group.failed = True
         raise

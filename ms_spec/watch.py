@@ -168,8 +168,13 @@ class _Look:
         return self._silent(names, beats) or self._laggard(names, beats) or self._stray(names, beats)
 
     def _silent(self, names: list[str], beats: dict[int, tuple[Beat, float]]) -> str | None:
-        """Neither its file's time moves on, nor the processor time that it has taken."""
-        for rank, (_, written) in beats.items():
+        """Neither its file's time moves on, nor the processor time that it has taken.
+
+        While the workers wait for each other to start, MindSpore lets none of their threads run.
+        """
+        for rank, (beat, written) in beats.items():
+            if not beat.begun:
+                continue
             sign = written, _cpu_ticks(self._job.workers[rank].process.pid)
             before, since = self._alive.get(rank, (None, 0.0))
             if sign != before:

@@ -19,30 +19,33 @@ from tiny import new_folder, tiny_model
 
 LOUD = (17, 40, 90)
 HERE = Path(__file__).resolve().parent
-SIZES = {"max_model_len": 128, "max_num_seqs": 2, "max_num_batched_tokens": 64, "generation_config": "vllm"}
+SIZES = {"max_model_len": 128, "max_num_batched_tokens": 64, "generation_config": "vllm"}
 PROMPTS = [[5, 9, 5, 9, 5], [7, 11, 13, 7, 11, 13, 7], list(range(20, 50)), [3]]
 
 
 @functools.cache
 def target(family: str) -> Path:
-    """Biases and 2 key heads (fewer than 4 workers), or norms of heads and embeddings that are the output matrix."""
+    """Biases and 2 key heads (fewer than 4 workers), or norms of heads and embeddings that are the output matrix.
+
+    127 tokens: no number of workers divides them.
+    """
     if family == "llama":
-        return td.target(loud=LOUD, layers=7, vocab=127, bias=True, mlp_bias=True)
+        return td.target(loud=LOUD, layers=3, vocab=127, bias=True, mlp_bias=True)
     return tiny_model("qwen3", kv_heads=4, tie=True, vocab=127)
 
 
 def engines(workers: int) -> dict[str, dict[str, Any]]:
-    common = {"tensor_parallel_size": workers, **SIZES}
+    common = {"tensor_parallel_size": workers, "max_num_seqs": 1, **SIZES}
 
     def drafting(method: str, model: Path | None = None, **fields: Any) -> dict[str, Any]:
         given = {"method": method, "num_speculative_tokens": 3, **fields}
         return {"speculative_config": given if model is None else {**given, "model": str(model)}}
 
     lookup = drafting("ngram", prompt_lookup_min=1, prompt_lookup_max=3)
-    eagle3 = td.eagle3(vocab=127, loud=LOUD, draft_vocab=None)
+    eagle3 = td.eagle3(vocab=127, loud=LOUD, draft_vocab=None, aux_ids=[1, 2, 3])
     llama = {
         "plain": {},
-        "ngram": lookup,
+        "ngram": {**lookup, "max_num_seqs": 2},
         "eagle3": drafting("eagle3", eagle3),
         "eagle3 shared out": drafting("eagle3", eagle3, draft_tensor_parallel_size=workers),
         "draft_model": drafting("draft_model", td.draft_model(loud=LOUD, vocab=127)),
@@ -106,8 +109,8 @@ def test_greedy_text_is_that_of_plain_decoding(workers):
         assert text["ids"] == texts[f"{family} plain"]["ids"], name
         assert text["sampled"] == texts[f"{family} plain"]["sampled"], name
         if "plain" not in name:
-            assert text["accepted"] > 5, name
-    assert len({tuple(ids) for ids in texts["llama plain"]["ids"]}) == len(PROMPTS)
+            assert 5 < text["accepted"] < text["drafted"], name
+    assert len({tuple(ids) for ids in texts["qwen3 plain"]["ids"]}) == len(PROMPTS)
     shared, whole = (texts[f"llama eagle3{how}"] for how in (" shared out", ""))
     assert shared["accepted"] == whole["accepted"]
 
