@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
+import re
 import shutil
 import signal
 import socket
@@ -31,6 +32,8 @@ _HOST = "127.0.0.1"
 _JOIN_S = 3600
 """How long workers wait for each other to start. The first may fetch a model first."""
 _PR_SET_PDEATHSIG = 1
+_CHATTER = re.compile(rb"\[INFO\] DISTRIBUTED\([^\n]*\n")
+"""What MindSpore says when a worker leaves, whatever level of messages was asked for."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -187,7 +190,7 @@ def _copy(source: IO[bytes], log: IO[bytes]) -> None:
             log.flush()
             if terminal is not None:
                 with suppress(OSError, ValueError):
-                    terminal.write(content)
+                    terminal.write(_CHATTER.sub(b"", content))
                     terminal.flush()
 
 
