@@ -16,9 +16,10 @@ def own_environment(monkeypatch):
     monkeypatch.setenv("MS_DEV_SIDE_EFFECT_LOAD_ELIM", "3")
 
 
-@pytest.mark.parametrize(("architecture", "size"), [("LlamaForCausalLM", 2), ("Qwen3ForCausalLM", 4)])
-def test_a_workers_graphs(architecture, size, tmp_path):
-    files = export(architecture, tmp_path, 64, buckets=Buckets((2,), (K + 1,)), chunks=(64,), shard=Shard(1, size))
+def test_a_workers_graphs(tmp_path):
+    """Four workers, so that two have the same key head."""
+    size, buckets = 4, Buckets((2,), (K + 1,))
+    files = export("Qwen3ForCausalLM", tmp_path, 64, buckets=buckets, chunks=(64,), shard=Shard(1, size))
     for path in files.values():
         graph = Graph(path)
         # The embeddings, two sums in each layer, the logits.

@@ -48,7 +48,7 @@ def engines(workers: int) -> dict[str, dict[str, Any]]:
         "ngram": {**lookup, "max_num_seqs": 2},
         "eagle3": drafting("eagle3", eagle3),
         "eagle3 shared out": drafting("eagle3", eagle3, draft_tensor_parallel_size=workers),
-        "draft_model": drafting("draft_model", td.draft_model(loud=LOUD, vocab=127)),
+        "draft_model": drafting("draft_model", target("llama")),
     }
     cases = {("llama", name): extra for name, extra in llama.items()}
     cases.update({("qwen3", "plain"): {}, ("qwen3", "ngram"): lookup})
@@ -109,7 +109,7 @@ def test_greedy_text_is_that_of_plain_decoding(workers):
         assert text["ids"] == texts[f"{family} plain"]["ids"], name
         assert text["sampled"] == texts[f"{family} plain"]["sampled"], name
         if "plain" not in name:
-            assert 5 < text["accepted"] < text["drafted"], name
+            assert 5 < text["accepted"] <= text["drafted"], name
     assert len({tuple(ids) for ids in texts["qwen3 plain"]["ids"]}) == len(PROMPTS)
     shared, whole = (texts[f"llama eagle3{how}"] for how in (" shared out", ""))
     assert shared["accepted"] == whole["accepted"]

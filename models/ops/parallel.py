@@ -71,7 +71,7 @@ class Embedding(nn.Cell):
         place = rows[0] - self.first
         here = ops.minimum(ops.maximum(place, self.none), self.last)
         x = self.own((here, *rows[1:]))
-        return self.sum(ops.masked_fill(x, (here != place).reshape(-1, 1), 0.0))
+        return self.sum(ops.select((here == place).reshape(-1, 1), x, ops.zeros_like(x)))
 
 
 class Logits(nn.Cell):
