@@ -30,7 +30,7 @@ def target(family: str) -> Path:
     127 tokens: no number of workers divides them.
     """
     if family == "llama":
-        return td.target(loud=LOUD, layers=3, vocab=127, bias=True, mlp_bias=True)
+        return td.target(loud=LOUD, layers=2, vocab=127, bias=True, mlp_bias=True)
     return tiny_model("qwen3", kv_heads=4, tie=True, vocab=127)
 
 
@@ -38,14 +38,14 @@ def engines(workers: int) -> dict[str, dict[str, Any]]:
     common = {"tensor_parallel_size": workers, "max_num_seqs": 1, **SIZES}
 
     def drafting(method: str, model: Path | None = None, **fields: Any) -> dict[str, Any]:
-        given = {"method": method, "num_speculative_tokens": 3, **fields}
+        given = {"method": method, "num_speculative_tokens": 2, **fields}
         return {"speculative_config": given if model is None else {**given, "model": str(model)}}
 
     lookup = drafting("ngram", prompt_lookup_min=1, prompt_lookup_max=3)
-    eagle3 = td.eagle3(vocab=127, loud=LOUD, draft_vocab=None, aux_ids=[1, 2, 3])
+    eagle3 = td.eagle3(vocab=127, loud=LOUD, draft_vocab=None, aux_ids=[0, 1, 2])
     llama = {
         "plain": {},
-        "ngram": {**lookup, "max_num_seqs": 2},
+        "ngram": {**lookup, "max_num_seqs": 4 // workers},
         "eagle3": drafting("eagle3", eagle3),
         "eagle3 shared out": drafting("eagle3", eagle3, draft_tensor_parallel_size=workers),
         "draft_model": drafting("draft_model", target("llama")),
@@ -82,7 +82,7 @@ def job(workers: int) -> tuple[Path, dict[str, Any]]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return folder, json.loads((folder / "texts.json").read_text())
