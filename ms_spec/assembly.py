@@ -96,7 +96,7 @@ def _check_parts(shape: LayerShape, size: int, field: str) -> None:
     sizes = sizes_near(shape, size)
     if size not in sizes:
         works = ", ".join(map(str, sizes))
-        fix = f"nearest sizes that work: {works}; such as: {launch_command(sizes[-1])}"
+        fix = f"nearest sizes that work: {works}; set one, and start it with: {launch_command(sizes[-1])}"
         if field != "tensor_parallel_size":
             fix = "use 1: every worker then has the whole draft"
         raise ConfigError(f"{field} = {size}: {unshared(shape, size)} cannot be shared out to {size} workers; {fix}")
