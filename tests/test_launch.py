@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -14,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+import tiny_drafts as td
 from tiny import tiny_model
 
 from ms_spec import LLM, launch, watch
@@ -245,6 +248,57 @@ def test_a_real_worker_dies_while_text_is_generated(how, tmp_path):
     wanted = "rank 1 was killed by SIGKILL" if how == "killed" else "rank 1 ended with exit code 1: RuntimeError: out"
     assert len(told) == 1 and wanted in told[0]
     assert not psutil.wait_procs(children, 1)[1]
+
+
+SNIPPET = """
+from ms_spec import LLM, SamplingParams
+
+prompts = [
+    "The future of AI is",
+]
+sampling_params = SamplingParams(temperature=0.8, top_p=0.95)
+
+llm = LLM(
+    model={model!r},
+    tensor_parallel_size=4,
+    distributed_executor_backend="mp",
+    enforce_eager=True,
+    speculative_config={{
+        "method": "eagle",
+        "model": {draft!r},
+        "draft_tensor_parallel_size": 1,
+        "num_speculative_tokens": 2,
+    }},
+)
+
+outputs = llm.generate(prompts, sampling_params)
+
+for output in outputs:
+    prompt = output.prompt
+    generated_text = output.outputs[0].text
+    print(f"Prompt: {{prompt!r}}, Generated text: {{generated_text!r}}")
+"""
+"""As it is written for vLLM, but for the import and the paths."""
+
+
+def test_a_script_tells_how_to_start_it_and_runs_so(tmp_path):
+    script = tmp_path / "snippet.py"
+    script.write_text(SNIPPET.format(model=str(td.target(layers=2)), draft=str(td.eagle())))
+    options: dict[str, Any] = {
+        "cwd": tmp_path,
+        "env": ENVIRONMENT,
+        "capture_output": True,
+        "text": True,
+        "check": False,
+    }
+    alone = subprocess.run([sys.executable, script.name], **options)
+    assert alone.returncode == 1
+    command = alone.stderr.strip().rpartition("start it with: ")[2]
+    assert command.endswith("msrun_launch.sh 4 snippet.py")
+    done = subprocess.run(shlex.split(command), timeout=600, **options)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 1
+    assert re.fullmatch(r"Prompt: 'The future of AI is', Generated text: (['\"]).*\1\n", done.stdout)
 
 
 def test_a_heartbeat_that_nobody_looks_at_writes_nothing(tmp_path, monkeypatch):
