@@ -110,7 +110,7 @@ class Decoder(nn.Cell):
         layers = [DecoderLayer(config, backend, geometry, self.cos, self.sin, dtype) for _ in range(config.num_layers)]
         self.layers = nn.CellList(backend.fuse(layers))
         tied = self.embedding if config.tie_word_embeddings else None
-        self.head = backend.NormLinear(config.vocab_size, config.hidden_size, config.rms_norm_eps, dtype, tied=tied)
+        self.head = backend.Head(config.vocab_size, config.hidden_size, config.rms_norm_eps, dtype, tied=tied)
         self.normed = backend.Norm(config.hidden_size, config.rms_norm_eps, tied=self.head)
 
     def weights(self) -> list[WeightSpec]:

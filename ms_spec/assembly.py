@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ms_spec.config import EngineConfig
 from ms_spec.draft_choice import choose_draft
+from ms_spec.errors import ConfigError
 from ms_spec.hidden_states import open_sink
 from ms_spec.limits import Limits, device_of, model_limits
 from ms_spec.models.ops import select
+from ms_spec.models.parallel import Shard, sizes_near, unshared
 from ms_spec.parts import Parts
 from ms_spec.proposers.registry import build_host_proposer
 from ms_spec.runtime import graph_thread, setup_mindspore
+from ms_spec.world import launch_command, world
+
+if TYPE_CHECKING:
+    from ms_spec.group import Group
+    from ms_spec.models.config import LayerShape
+    from ms_spec.models.drafts import Draft
+    from ms_spec.models.loading import Loaded
+    from ms_spec.runner import ModelRunner
 
 _log = logging.getLogger("ms_spec")
 
 
+def _nothing() -> None:
+    pass
+
+
 def assemble(config: EngineConfig) -> Parts:
     """Finds, checks and loads the model and compiles its graphs. Raises ValueError (one line) for what cannot work."""
-    from ms_spec.models.loading import load
-
-    loaded = load(config.model, config.tokenizer)
-    config, draft = choose_draft(config, loaded)
-    limits = model_limits(config, loaded.config, draft.kv_numbers if draft else 0)
+    asked = config
+    config, loaded, draft, limits = _found(asked)
     if config.max_model_len is None and limits.max_model_len < loaded.config.max_position_embeddings:
         _log.info(
             "max_model_len = %d: as much as the KV cache holds (kv_cache_memory_bytes); the model allows %d",
@@ -33,9 +45,13 @@ def assemble(config: EngineConfig) -> Parts:
     tokenizer = loaded.tokenizer
     device = device_of(config)
     sink = open_sink(config, loaded.config, device)
+    if world() is not None:
+        for one in (loaded, draft):
+            if one is not None:
+                one.checkpoint.identity()  # all is read for it, once: the others find it in the cache
     graph_thread().run(setup_mindspore, device, config.eager)
     backend = select(device)  # on this thread: Ctrl-C ends the compiler of the kernels
-    runner = graph_thread().run(_build, config, limits, loaded, draft, backend)
+    runner, close = graph_thread().run(_build, asked, config, limits, loaded, draft, backend)
     return Parts(
         runner,
         limits,
@@ -46,17 +62,78 @@ def assemble(config: EngineConfig) -> Parts:
         loaded.generation_defaults,
         build_host_proposer(config.speculative_config, limits.max_model_len) if config.speculative_config else None,
         sink,
+        close,
     )
 
 
-def _build(config: EngineConfig, limits: Limits, loaded: Any, draft: Any, backend: Any) -> Any:
-    """On the graph thread."""
+def assemble_part(config: EngineConfig, group: Group, engine: int) -> ModelRunner:
+    """This worker's part of model number ``engine``, which rank 0 assembles. On the graph thread."""
+    from ms_spec.runner import build_runner
+
+    config, loaded, draft, limits = _found(config)
+    backend = select(device_of(config))
+    return build_runner(config, limits, loaded, draft, backend, group.keep_up, (group, engine))
+
+
+def _found(config: EngineConfig) -> tuple[EngineConfig, Loaded, Draft | None, Limits]:
+    """What is on disk, and what comes of it: the configuration without gaps, the model, the draft, the sizes."""
+    from ms_spec.models.loading import load
+
+    loaded = load(config.model, config.tokenizer)
+    _check_parts(loaded.config, config.tensor_parallel_size, "tensor_parallel_size")
+    config, draft = choose_draft(config, loaded)
+    numbers = 0
+    if draft is not None:
+        ranks = config.draft_ranks
+        if ranks > 1:
+            _check_parts(draft.shape, ranks, "speculative_config.draft_tensor_parallel_size")
+        numbers = draft.part(Shard(0, ranks)).kv_numbers
+    return config, loaded, draft, model_limits(config, loaded.config, numbers)
+
+
+def _check_parts(shape: LayerShape, size: int, field: str) -> None:
+    """Raises ConfigError, with what works, where ``size`` workers cannot share the layers."""
+    sizes = sizes_near(shape, size)
+    if size not in sizes:
+        works = ", ".join(map(str, sizes))
+        fix = f"nearest sizes that work: {works}; set one, and start it with: {launch_command(sizes[-1])}"
+        if field != "tensor_parallel_size":
+            fix = "use 1: every worker then has the whole draft"
+        raise ConfigError(f"{field} = {size}: {unshared(shape, size)} cannot be shared out to {size} workers; {fix}")
+
+
+def _build(
+    asked: EngineConfig, config: EngineConfig, limits: Limits, loaded: Loaded, draft: Draft | None, backend: Any
+) -> tuple[ModelRunner, Callable[[], None]]:
+    """On the graph thread: the runner, and how to let it go. Other workers build it as it was ``asked`` for."""
+    if world() is None:
+        return _compiled(config, limits, loaded, draft, backend, None), _nothing
+    from ms_spec.group import join
+    from ms_spec.parallel_runner import announced, dismiss
+
+    group = join()
+    if group is None:
+        return _compiled(config, limits, loaded, draft, backend, None), _nothing
+    with announced(group, asked) as engine:
+        runner = _compiled(config, limits, loaded, draft, backend, (group, engine))
+    return runner, lambda: graph_thread().run(dismiss, group, engine)
+
+
+def _compiled(
+    config: EngineConfig, limits: Limits, loaded: Loaded, draft: Draft | None, backend: Any, here: Any
+) -> ModelRunner:
     from tqdm import tqdm
 
     from ms_spec.runner import build_runner
 
     check = graph_thread().check
-    runner = build_runner(config, limits, loaded, draft, backend, check)
+
+    def progress() -> None:
+        check()
+        if here is not None:
+            here[0].keep_up()
+
+    runner = build_runner(config, limits, loaded, draft, backend, progress, here)
     with tqdm(total=len(runner.plan()), desc="compiling", delay=2, dynamic_ncols=True) as bar:
 
         def compiled(graphs: int) -> None:

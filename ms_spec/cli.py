@@ -21,6 +21,7 @@ from ms_spec.prompts import Prompt, read_prompts, read_stdin_prompt
 from ms_spec.result_streams import result_file, result_stream
 from ms_spec.sampling_params import SamplingParams
 from ms_spec.terminal import JsonPrinter, TextPrinter, note
+from ms_spec.world import leads
 
 if TYPE_CHECKING:
     from ms_spec.runfile import Run
@@ -328,6 +329,10 @@ def _fill_standard_descriptors() -> None:
 
 
 def main() -> None:
-    """The command."""
+    """The command. In an msrun job rank 0's process runs it, and the others serve."""
     _fill_standard_descriptors()
+    if not leads():
+        from ms_spec.worker import main as serve
+
+        serve()
     sys.exit(run_app())

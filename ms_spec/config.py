@@ -160,6 +160,12 @@ class EngineConfig(BaseModel):
         return 0 if spec is None else (spec.num_speculative_tokens or 0)
 
     @property
+    def draft_ranks(self) -> int:
+        """How many workers share a draft; 1: each of them has the whole draft."""
+        spec = self.speculative_config
+        return 1 if spec is None else (spec.draft_tensor_parallel_size or 1)
+
+    @property
     def extracts(self) -> bool:
         """Whether hidden states are saved."""
         return self.speculative_config is not None and self.speculative_config.method == EXTRACTION
@@ -229,14 +235,17 @@ class EngineConfig(BaseModel):
                 )
             raise _unavailable("kv_transfer_config.kv_role", kv.kv_role, "no kv_transfer_config")
         ranks = self.speculative_config.draft_tensor_parallel_size if self.speculative_config is not None else None
+        if self.draft_ranks > 1 and self.speculative_config is not None and self.speculative_config.method == "medusa":
+            raise ValueError(
+                f"speculative_config.draft_tensor_parallel_size = {ranks}: must be 1 with method 'medusa', whose heads "
+                "every worker has as a whole; use 1"
+            )
         if ranks not in (None, 1, self.tensor_parallel_size):
             allowed = sorted({1, self.tensor_parallel_size})
             raise ValueError(
                 f"speculative_config.draft_tensor_parallel_size = {ranks}: must be {' or '.join(map(str, allowed))} "
                 "(1, or tensor_parallel_size); use 1"
             )
-        if self.tensor_parallel_size > 1:
-            raise _unavailable("tensor_parallel_size", self.tensor_parallel_size, "1")
         for field in ("enable_expert_parallel", "async_scheduling", "enable_prefix_caching"):
             if getattr(self, field):
                 raise _unavailable(field, True, "false")

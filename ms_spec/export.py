@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,14 @@ from ms_spec.models.config import ModelConfig
 from ms_spec.models.ops.ascend import AscendOps
 from ms_spec.models.ops.interface import Backend
 from ms_spec.models.ops.limits import MAX_WIDTH, check_ascend, storage_dtype
+from ms_spec.models.ops.parallel import beside, shared_out
+from ms_spec.models.parallel import Shard, part, unshared
 from ms_spec.proposers.base import Site
 from ms_spec.runner import ModelRunner, implementation
 from ms_spec.runtime import caches_in_place
 from ms_spec.verify.buckets import Buckets
+
+WHOLE = Shard()
 
 
 def export_graphs(
@@ -32,6 +38,7 @@ def export_graphs(
     make_proposer: Callable[[Backend, Site], Any] | None = None,
     rule_options: dict[str, Any] | None = None,
     model_impl: str = "ms_spec",
+    shard: Shard = WHOLE,
 ) -> dict[tuple[str, int, int], Path]:
     """Exports the decode and prefill graphs of a model. The weights are zeros: the graphs are what is wanted.
 
@@ -47,6 +54,7 @@ def export_graphs(
         make_proposer: makes the proposer from the operations and its site (draft None); None: the graphs draft nothing.
         rule_options: as :func:`ms_spec.verify.rules.make_rule` takes them.
         model_impl: whose network the target is: "ms_spec" or "mindformers".
+        shard: the worker whose graphs they are, where several share the model (and a drafter has it as a whole).
 
     Returns:
         The file of each graph (kind, n, w).
@@ -55,14 +63,19 @@ def export_graphs(
         ValueError: the Ascend operators cannot run such a model.
     """
     dtype, _ = storage_dtype(dtype or config.dtype)
-    check_ascend(config.head_dim, block_size, dtype, num_drafts + 1, config.num_heads, config.num_kv_heads)
+    reason = unshared(config, shard.size)
+    if reason is not None:
+        raise ValueError(f"shard: {reason} cannot be shared out to {shard.size} workers")
+    own = part(config, shard)
+    check_ascend(own.head_dim, block_size, dtype, num_drafts + 1, own.num_heads, own.num_kv_heads)
     backend = AscendOps(dtype)
     buckets = buckets or Buckets.for_device("ascend", max_num_seqs, num_drafts, variable_width=True)
     num_blocks = max_num_seqs * -(-max_len // block_size) + 1
     network, make_runner = implementation(model_impl)
-    target = network(config, backend, num_blocks, block_size, max_len, dtype)
-    site = Site(target, None, num_blocks, block_size, max_len, max_num_seqs, dtype)
-    proposer = None if make_proposer is None else make_proposer(backend, site)
+    with _unmet(shard):
+        target = network(own, shared_out(backend, shard), num_blocks, block_size, max_len, dtype)
+        site = Site(target, None, num_blocks, block_size, max_len, max_num_seqs, dtype)
+        proposer = None if make_proposer is None else make_proposer(beside(backend, shard), site)
     widest = 0 if proposer is None else max(proposer.grids(num_drafts + 1), default=0)
     if widest > MAX_WIDTH:
         raise ValueError(
@@ -83,6 +96,21 @@ def export_graphs(
         rule_options=rule_options or {},
     )
     return export_runner(runner, folder)
+
+
+@contextmanager
+def _unmet(shard: Shard) -> Iterator[None]:
+    """MindSpore takes the size of a group that has not met from the environment."""
+    wanted = {"RANK_ID": str(shard.rank), "RANK_SIZE": str(shard.size)} if shard.size > 1 else {}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 def export_runner(runner: ModelRunner, folder: str | Path) -> dict[tuple[str, int, int], Path]:

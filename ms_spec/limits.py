@@ -12,6 +12,7 @@ from ms_spec.config import EngineConfig
 from ms_spec.errors import ConfigError
 from ms_spec.models.mindformers_limits import check_mindformers
 from ms_spec.models.ops.limits import check_ascend, storage_dtype
+from ms_spec.models.parallel import Shard, part
 from ms_spec.proposers.registry import lookahead
 
 if TYPE_CHECKING:
@@ -150,9 +151,10 @@ def weights_dtype(config: EngineConfig, model: ModelConfig) -> str:
 def model_limits(config: EngineConfig, model: ModelConfig, draft_numbers: int = 0) -> Limits:
     """``limits_for`` of a model. Raises ConfigError.
 
+    The KV cache is that of one worker.
     draft_numbers: what one position takes in the draft's caches, keys and values of all its layers.
     """
-    device = device_of(config)
+    device, model = device_of(config), part(model, Shard(0, config.tensor_parallel_size))
     numbers = model.kv_numbers + draft_numbers
     limits = limits_for(config, model.max_position_embeddings, numbers * CACHE_ITEM_BYTES[device], device)
     if device == "ascend":

@@ -26,12 +26,14 @@ from ms_spec.inputs import (
     shown_prompt,
 )
 from ms_spec.interrupt import HeldInterrupts
+from ms_spec.limits import device_of
 from ms_spec.metrics import EngineMetrics
 from ms_spec.outputs import RequestOutput
 from ms_spec.parts import Parts, sampling_defaults
 from ms_spec.request import Request
 from ms_spec.runtime import graph_thread
 from ms_spec.sampling_params import SamplingParams
+from ms_spec.world import check_world, leads
 
 _log = logging.getLogger("ms_spec")
 
@@ -44,12 +46,20 @@ class LLM:
         engine_args: see :class:`ms_spec.config.EngineConfig`. Wrong ones are a ValueError of one line, raised before
             anything is loaded.
 
+    With ``tensor_parallel_size`` N the program runs in an msrun job of N workers (see ``docs/parallel.md``), in rank
+    0's process. In the others this call serves rank 0, and ends the process when rank 0 ends.
+
     Several threads may use one LLM; their requests share its steps. Ctrl-C raises KeyboardInterrupt in the main thread
     when the running step has ended; what that thread has asked for is aborted, and the LLM can be used on.
     """
 
     def __init__(self, model: str | None = None, **engine_args: Any) -> None:
         config = EngineConfig.parse(model, **engine_args)
+        check_world(config.tensor_parallel_size)
+        if not leads():
+            from ms_spec.worker import serve
+
+            serve(device_of(config))
         from ms_spec.assembly import assemble
 
         self._start(config, assemble(config))

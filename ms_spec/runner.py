@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,9 +13,12 @@ from mindspore import Tensor, nn
 
 from ms_spec.config import EngineConfig
 from ms_spec.limits import Limits, device_of, weights_dtype
+from ms_spec.models.checkpoint.sharded import sharded
 from ms_spec.models.decoder import Decoder
 from ms_spec.models.loading import Loaded
 from ms_spec.models.ops.interface import ASKED, Backend
+from ms_spec.models.ops.parallel import beside, shared_out
+from ms_spec.models.parallel import Shard, part
 from ms_spec.models.weights import load_weights
 from ms_spec.proposers.base import Site
 from ms_spec.proposers.registry import build_proposer
@@ -27,6 +31,7 @@ from ms_spec.verify.rules import make_rule
 from ms_spec.work import MAX_BANNED, Result, Work
 
 if TYPE_CHECKING:
+    from ms_spec.group import Group
     from ms_spec.models.drafts import Draft
 
 
@@ -162,6 +167,9 @@ class ModelRunner:
         grids = () if self._proposer is None else self._proposer.grids(w)
         return self.inputs_type.of(n, w, self._table_width, drawn, self._host_bounds, grids)
 
+    def meet(self) -> None:
+        """Waits until the model is loaded everywhere: here it is in one piece."""
+
     def warm_up(self, progress: Callable[[int], object] = lambda graphs: None) -> None:
         """Compiles every graph by running it on padding alone. ``progress`` hears of each."""
         for bucket in self.plan():
@@ -216,27 +224,32 @@ class ModelRunner:
     def _run(self, bucket: tuple[str, int, int], works: list[Work]) -> tuple[list[list[int]], Any, np.ndarray | None]:
         """The rows of the packed output, log-probabilities if a request asks for them (as the steps return them), and
         the states of a prompt's chunk where they are exported."""
-        n = bucket[1]
-        inputs = self._inputs.get(bucket)
-        if inputs is None:
-            inputs = self._inputs[bucket] = self._new_inputs(bucket)
-            self.num_compiled += 1
+        n, inputs = bucket[1], self._inputs_of(bucket)
         for i, work in enumerate(works):
             self._fill(inputs, i, work)
         if len(works) < n:
             inputs.slot[len(works) :] = 0
             inputs.tokens[len(works) :] = -1
             inputs.limit[len(works) :] = 0
+        packed, others = self._compute(bucket, inputs)
+        told = others[0].asnumpy() if any(work.logprobs or work.prompt_logprobs for work in works) else None
+        tokens = len(works[0].tokens) if works else 0  # live rows come first
+        return packed.tolist(), told, others[1].asnumpy()[:tokens].copy() if self._exported else None
+
+    def _inputs_of(self, bucket: tuple[str, int, int]) -> Inputs:
+        inputs = self._inputs.get(bucket)
+        if inputs is None:
+            inputs = self._inputs[bucket] = self._new_inputs(bucket)
+            self.num_compiled += 1
+        return inputs
+
+    def _compute(self, bucket: tuple[str, int, int], inputs: Inputs) -> tuple[np.ndarray, list[Tensor]]:
+        """One call of a graph: its packed output, and the others, which the host need not look at."""
         use_mode(self._eager)  # another model of this process, or its user, may have switched it
-        step = self._steps[bucket]
         # A tensor that a device has seen may stay there as it was; only memory shared with the graph can be reused.
         tensors = inputs.copies() if self._host_bounds else inputs.tensors
-        out = step(*self._tables.tensors(), *tensors)
-        told = out[1].asnumpy() if any(work.logprobs or work.prompt_logprobs for work in works) else None
-        if not self._exported:
-            return out[0].asnumpy().tolist(), told, None
-        tokens = len(works[0].tokens) if works else 0  # live rows come first
-        return out[0].asnumpy().tolist(), told, out[2].asnumpy()[:tokens].copy()
+        packed, *others = self._steps[bucket](*self._tables.tensors(), *tensors)
+        return packed.asnumpy(), others
 
     def _fill(self, inputs: Inputs, i: int, work: Work) -> None:
         size, tables = len(work.tokens), inputs.block_tables
@@ -316,28 +329,39 @@ def build_runner(
     draft: Draft | None,
     backend: Backend,
     progress: Callable[[], None],
+    here: tuple[Group, int] | None = None,
 ) -> ModelRunner:
     """Loads the weights onto the device and makes the step Cells. Nothing is compiled yet.
 
     ``limits``: of this configuration, with this draft. ``progress`` is called now and then; what it raises ends the
-    work.
+    work. ``here``: the workers that share the model, and its number among theirs; None: it is in one piece.
 
     Raises:
         ValueError: a checkpoint does not fit its config.
     """
     device, dtype = device_of(config), weights_dtype(config, loaded.config)
+    make_runner: Any
     network, make_runner = implementation(config.model_impl)
-    target = network(loaded.config, backend, limits.num_blocks, limits.block_size, limits.max_model_len, dtype)
+    shard = Shard() if here is None else here[0].shard
+    sizes = limits.num_blocks, limits.block_size, limits.max_model_len
+    target = network(part(loaded.config, shard), shared_out(backend, shard), *sizes, dtype)
     speculation, sampler = config.speculative_config, config.additional_config.rejection_sampler_config
     proposer = None
     if speculation is not None:
-        size = (limits.num_blocks, limits.block_size, limits.max_model_len, limits.max_num_seqs)
-        proposer = build_proposer(speculation, backend, Site(target, draft, *size, dtype))
+        drafting = beside(backend, shard)
+        if draft is not None and config.draft_ranks > 1:
+            draft, drafting = draft.part(shard), shared_out(backend, shard)
+        site = Site(target, draft, *sizes, limits.max_num_seqs, dtype)
+        proposer = build_proposer(speculation, drafting, site)
     num_drafts = limits.num_speculative_tokens
     method = speculation.rejection_sample_method if speculation else None
     longest = min(limits.prefill_chunk, backend.chunks[-1])
     chunks = sorted({min(chunk, longest) for chunk in backend.chunks})
-    runner = make_runner(
+    if here is not None:
+        from ms_spec.parallel_runner import ParallelRunner
+
+        make_runner = partial(ParallelRunner, *here)
+    runner: ModelRunner = make_runner(
         target,
         backend,
         Buckets.for_device(
@@ -359,7 +383,10 @@ def build_runner(
         max_logprobs=limits.max_logprobs,
         eager=config.eager,
     )
-    load_weights(target.weights(), _Watched(loaded.checkpoint, progress), cache_key=backend.name)
+    vocabulary = dict.fromkeys(("embed_tokens", "lm_head"), loaded.config.vocab_size)
+    checkpoint = sharded(_Watched(loaded.checkpoint, progress), loaded.config, shard, vocabulary)
+    load_weights(target.weights(), checkpoint, cache_key=backend.name)
     if proposer is not None and draft is not None:
         load_weights(proposer.weights(), _Watched(draft.checkpoint, progress), cache_key=backend.name)
+    runner.meet()
     return runner

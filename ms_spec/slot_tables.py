@@ -23,7 +23,8 @@ class SlotTables:
         self.bad_words = np.full((slots, MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS), -1, np.int32)
         self._held: dict[int, Shaping] = {}
         self._shared = shared
-        self._changed = False
+        self.changed: set[int] = set()
+        """Slots that have been written since :meth:`tensors` was last called."""
         self._tensors = tuple(Tensor.from_numpy(table) for table in (self.bias, self.bad_words))
 
     def put(self, slot: int, shaping: Shaping) -> None:
@@ -41,11 +42,23 @@ class SlotTables:
         for place, ids in enumerate(shaping.bad_words):
             self.bad_words[slot, place, : -len(ids)] = -1
             self.bad_words[slot, place, -len(ids) :] = ids
-        self._changed = True
+        self.changed.add(slot)
+
+    def rows(self, slot: int) -> tuple[np.ndarray, ...]:
+        """What the tables hold for a slot, to be copied elsewhere."""
+        return self.bias[slot], self.bad_words[slot]
+
+    def write(self, slot: int, content: np.ndarray) -> None:
+        """The bytes of another one's ``rows``."""
+        at = 0
+        for row in self.rows(slot):
+            row.reshape(-1).view(np.uint8)[:] = content[at : at + row.nbytes]
+            at += row.nbytes
+        self.changed.add(slot)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """In the order of the steps' arguments."""
-        if self._changed and not self._shared:
+        if self.changed and not self._shared:
             self._tensors = Tensor(self.bias), Tensor(self.bad_words)
-        self._changed = False
+        self.changed.clear()
         return self._tensors

@@ -8,10 +8,14 @@ from typing import Any
 import numpy as np
 from mindspore import Tensor, nn
 
+from ms_spec.group import join
+from ms_spec.models.checkpoint.sharded import sharded
 from ms_spec.models.decoder import Decoder
 from ms_spec.models.loading import load
 from ms_spec.models.ops.cpu import CpuOps
+from ms_spec.models.ops.parallel import shared_out
 from ms_spec.models.ops.reference import ReferenceOps
+from ms_spec.models.parallel import Shard, part
 from ms_spec.models.weights import load_weights
 from ms_spec.runtime import graph_thread, setup_mindspore
 
@@ -31,7 +35,8 @@ class _Logits(nn.Cell):
 class Forward:
     """A model with a paged cache for ``requests`` contexts of ``max_len`` positions.
 
-    ``shuffled``: the blocks of a context lie in no order. Graphs are compiled for each shape of grid.
+    ``shuffled``: the blocks of a context lie in no order. Graphs are compiled for each shape of grid. ``shard``: this
+    worker of an msrun job, of which all run the same.
     """
 
     def __init__(
@@ -44,6 +49,7 @@ class Forward:
         block_size: int = 16,
         requests: int = 4,
         shuffled: bool = True,
+        shard: Shard | None = None,
     ) -> None:
         loaded = load(model)
         self.config = loaded.config
@@ -52,13 +58,17 @@ class Forward:
         if shuffled:
             np.random.default_rng(0).shuffle(blocks)
         self.tables = blocks.reshape(requests, per_request)
-        self._cell = graph_thread().run(self._build, loaded, backend, dtype, max_len, block_size, blocks.size + 1)
+        sizes = blocks.size + 1, block_size, max_len
+        self._cell = graph_thread().run(self._build, loaded, backend, dtype, sizes, shard or Shard())
 
     @staticmethod
-    def _build(loaded: Any, backend: str, dtype: str, max_len: int, block_size: int, num_blocks: int) -> _Logits:
+    def _build(loaded: Any, backend: str, dtype: str, sizes: tuple[int, int, int], shard: Shard) -> _Logits:
         setup_mindspore("cpu")
-        decoder = Decoder(loaded.config, BACKENDS[backend](), num_blocks, block_size, max_len, dtype)
-        load_weights(decoder.weights(), loaded.checkpoint, cache_key=None)
+        if shard.size > 1:
+            join()
+        decoder = Decoder(part(loaded.config, shard), shared_out(BACKENDS[backend](), shard), *sizes, dtype)
+        vocabulary = dict.fromkeys(("embed_tokens", "lm_head"), loaded.config.vocab_size)
+        load_weights(decoder.weights(), sharded(loaded.checkpoint, loaded.config, shard, vocabulary), cache_key=None)
         return _Logits(decoder)
 
     def grid(self, tokens: np.ndarray, start: np.ndarray, which: np.ndarray) -> np.ndarray:

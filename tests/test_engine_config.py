@@ -40,7 +40,7 @@ WRONG = [
     ({"block_size": 1024}, "nearest: 512"),
     ({"seed": -1}, "seed = -1: .*use 0"),
     ({"seed": 2**64}, "seed = .*2\\*\\*64 - 1"),
-    ({"tensor_parallel_size": 2}, "tensor_parallel_size = 2: not available in this version; allowed: 1"),
+    ({"tensor_parallel_size": 0}, "tensor_parallel_size = 0: must be an integer >= 1; use 1"),
     ({"data_parallel_size": 2}, "data_parallel_size = 2: must be 1"),
     ({"async_scheduling": True}, "async_scheduling = true: not available"),
     ({"enable_prefix_caching": True}, "enable_prefix_caching = true: not available"),
@@ -85,6 +85,10 @@ WRONG = [
     (
         spec(method="eagle", model="x", draft_tensor_parallel_size=7),
         "speculative_config.draft_tensor_parallel_size = 7: must be 1 ",
+    ),
+    (
+        {**spec(method="medusa", model="x", draft_tensor_parallel_size=2), "tensor_parallel_size": 2},
+        "draft_tensor_parallel_size = 2: must be 1 with method 'medusa'",
     ),
     (spec(rejection_sample_method="blok"), "use block"),
     (spec(synthetic_acceptance_length=2.0), "only allowed with rejection_sample_method = 'synthetic'"),

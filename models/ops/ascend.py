@@ -396,6 +396,9 @@ class AscendOps:
     ) -> NormLinear:
         return NormLinear(out, hidden, eps, self._stored(dtype), bias, tied, self.kernels)
 
+    def Head(self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False, tied: Any = None) -> Any:
+        return self.NormLinear(out, hidden, eps, dtype, bias, tied)
+
     def NormGatedLinear(self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False) -> NormGatedLinear:
         return NormGatedLinear(out, hidden, eps, self._stored(dtype), bias, self.kernels)
 

@@ -109,6 +109,9 @@ class Backend(Protocol):
         ``tied``: an Embedding, NormLinear or Linear whose matrix it shares.
         """
 
+    def Head(self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False, tied: Any = None) -> Any:
+        """(x [R, hidden], rows) -> logits [R, out]: a NormLinear to the whole vocabulary."""
+
     def NormGatedLinear(self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False) -> Any:
         """(x [R, hidden], rows) -> [R, out]: RMS norm, then silu(gate) * up."""
 

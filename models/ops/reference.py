@@ -321,6 +321,7 @@ class ReferenceOps:
     Norm = Norm
     Linear = Linear
     NormLinear = NormLinear
+    Head = NormLinear
     NormGatedLinear = NormGatedLinear
     LinearAdd = LinearAdd
     Attention = Attention

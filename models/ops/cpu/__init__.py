@@ -23,6 +23,7 @@ class CpuOps:
     Norm = layers.Norm
     Linear = layers.Linear
     NormLinear = layers.NormLinear
+    Head = layers.NormLinear
     NormGatedLinear = layers.NormGatedLinear
     LinearAdd = layers.LinearAdd
     Attention = layers.Attention

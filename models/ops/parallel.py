@@ -1,0 +1,164 @@
+"""The operations of one worker of several: each holds a part of the weights, and all get the same results.
+
+Partial sums are gathered and added in the order of the workers. An all-reduce would add them in an order that depends
+on their number of rows, and then a row's bits would depend on its neighbours. Every meeting of the workers needs what
+came of the one before, so that they are in the same order everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from ms_spec.models.ops import plain_rows
+from ms_spec.models.ops.interface import Backend
+from ms_spec.models.parallel import Shard
+from ms_spec.models.weights import WeightSpec
+
+
+class Sum(nn.Cell):
+    """x [R, M] of each worker -> their sum [R, M], in float32 and in the order of the workers."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.gather = ops.AllGather()
+        self.apart = ops.Unstack(0, size)
+        self.size = size
+
+    def construct(self, x: Tensor) -> Tensor:
+        parts = self.apart(self.gather(x.expand_dims(0)))
+        total = parts[0].astype(ms.float32)
+        for i in range(1, self.size):
+            total = total + parts[i].astype(ms.float32)
+        return total.astype(x.dtype)
+
+
+class LinearAdd(nn.Cell):
+    """A linear map of which each worker has some columns, added to the residual that all have."""
+
+    def __init__(self, own: Any, size: int) -> None:
+        super().__init__()
+        self.own, self.sum = own, Sum(size)
+
+    def weights(self, *sources: str) -> list[WeightSpec]:
+        specs: list[WeightSpec] = self.own.weights(*sources)
+        return specs
+
+    def construct(self, x: Tensor, residual: Tensor, rows: tuple) -> Tensor:
+        return self.sum(self.own(x, rows)) + residual
+
+
+class Embedding(nn.Cell):
+    """A table of which each worker has some rows: those that it has not are zeros, and the sum has them all.
+
+    ``own``: an Embedding of ``each`` tokens, ``first`` the id of the first.
+    """
+
+    def __init__(self, own: Any, first: int, each: int, size: int) -> None:
+        super().__init__()
+        self.own, self.sum = own, Sum(size)
+        self.first, self.none = Tensor(np.array([first], np.int32)), Tensor(np.zeros(1, np.int32))
+        self.last = Tensor(np.array([each - 1], np.int32))
+
+    def weights(self, source: str) -> list[WeightSpec]:
+        specs: list[WeightSpec] = self.own.weights(source)
+        return specs
+
+    def construct(self, rows: tuple) -> Tensor:
+        place = rows[0] - self.first
+        here = ops.minimum(ops.maximum(place, self.none), self.last)
+        x = self.own((here, *rows[1:]))
+        return self.sum(ops.select((here == place).reshape(-1, 1), x, ops.zeros_like(x)))
+
+
+class Logits(nn.Cell):
+    """(x [R, H], rows) -> [R, vocab]: each worker has the rows of some tokens, all get the logits of all.
+
+    ``own``: a NormLinear or Linear of this worker's tokens.
+    """
+
+    def __init__(self, own: Any, vocab: int) -> None:
+        super().__init__()
+        self.own, self.vocab = own, vocab
+        self.gather = ops.AllGather()
+
+    def weights(self, *sources: str) -> list[WeightSpec]:
+        specs: list[WeightSpec] = self.own.weights(*sources)
+        return specs
+
+    def construct(self, x: Tensor, rows: tuple) -> Tensor:
+        parts = self.gather(self.own(x, rows).expand_dims(0))
+        return parts.transpose(1, 0, 2).reshape(x.shape[0], -1)[:, : self.vocab]
+
+
+class SharedVocabularyOps:
+    """``backend`` beside a target whose vocabulary is shared out: for networks that every worker has as a whole.
+
+    What is tied to the target's embeddings or output matrix computes the worker's part, and gathers.
+    """
+
+    def __init__(self, backend: Backend, shard: Shard) -> None:
+        self._backend: Any = backend
+        self._shard = shard
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def _tokens(self, vocab: int) -> tuple[int, int]:
+        """The worker's first token, and how many it has."""
+        first, last = self._shard.span(vocab)
+        return first, last - first
+
+    def Norm(self, size: int, eps: float, tied: Any = None) -> Any:
+        return self._backend.Norm(size, eps, _own(tied))
+
+    def Linear(self, out: int, inner: int, dtype: str, bias: bool = False, tied: Any = None) -> Any:
+        if _own(tied) is tied:
+            return self._backend.Linear(out, inner, dtype, bias, tied)
+        return Logits(self._backend.Linear(self._tokens(out)[1], inner, dtype, tied=_own(tied)), out)
+
+    def NormLinear(self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False, tied: Any = None) -> Any:
+        if _own(tied) is tied:
+            return self._backend.NormLinear(out, hidden, eps, dtype, bias, tied)
+        return Logits(self._backend.NormLinear(self._tokens(out)[1], hidden, eps, dtype, tied=_own(tied)), out)
+
+
+class ParallelOps(SharedVocabularyOps):
+    """``backend`` for networks that are shared out, each worker with the heads and widths of its own.
+
+    See :class:`ms_spec.models.ops.interface.Backend`. Layers are not fused: between their halves the workers meet.
+    """
+
+    def LinearAdd(self, out: int, inner: int, dtype: str, bias: bool = False) -> Any:
+        return LinearAdd(self._backend.Linear(out, inner, dtype, bias), self._shard.size)
+
+    def Embedding(self, vocab: int, hidden: int, dtype: str) -> Any:
+        first, each = self._tokens(vocab)
+        return Embedding(self._backend.Embedding(each, hidden, dtype), first, each, self._shard.size)
+
+    def Head(self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False, tied: Any = None) -> Any:
+        return Logits(self._backend.Head(self._tokens(out)[1], hidden, eps, dtype, bias, _own(tied)), out)
+
+    def fuse(self, layers: list[Any]) -> list[Any]:
+        return layers
+
+    def Writer(self, layers: list[Any]) -> Any:
+        return plain_rows.Writers([layer.attention.writer() for layer in layers])
+
+
+def _own(tied: Any) -> Any:
+    """The worker's part of an operation that is shared out; any other as it is."""
+    return tied.own if isinstance(tied, (Embedding, Logits)) else tied
+
+
+def shared_out(backend: Backend, shard: Shard) -> Any:
+    """The operations of a network that ``shard`` holds a part of."""
+    return backend if shard.size == 1 else ParallelOps(backend, shard)
+
+
+def beside(backend: Backend, shard: Shard) -> Any:
+    """The operations of a whole network beside a target that ``shard`` holds a part of."""
+    return backend if shard.size == 1 else SharedVocabularyOps(backend, shard)
