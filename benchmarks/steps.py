@@ -134,6 +134,6 @@ def _without_rule(step: Any, device: str) -> Any:
             emitted = ops.cat((drafts[:, :1] + nothing, ops.full_like(drafts, -1)), 1)
             return emitted, one, one * 0
 
-    made = DecodeStep(step.target, select(device), NoRule(), step.history, step.proposer)
+    made = DecodeStep(step.target, select(device), NoRule(), step.history, step.proposer, max_logprobs=20)
     made.phase = step.phase
     return made
