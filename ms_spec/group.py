@@ -22,8 +22,8 @@ from ms_spec.runtime import graph_thread, use_mode
 from ms_spec.world import world
 
 RUN, SLOT, BUILD, CLOSE, IDLE, STOP = range(6)
-"""Kinds of messages: a graph call, what the request in a slot asks of its logits, a new engine, an engine that is closed,
-nothing, the end."""
+"""Kinds of messages: a graph call, what the request in a slot asks of its logits, a new engine, an engine that is
+closed, nothing, the end."""
 _HEAD = 4
 _FIRST_WORDS = 1024
 _IDLE_S, _KEEP_UP_S = 5.0, 1.0

@@ -52,6 +52,10 @@ def main() -> None:
         }
         sampled = SamplingParams(temperature=0.8, seed=3, max_tokens=8, ignore_eos=True)
         texts[name]["sampled"] = [llm.generate(plan["prompts"][0], sampled, use_tqdm=False)[0].outputs[0].token_ids]
+        shaped = SamplingParams(
+            temperature=0, max_tokens=8, ignore_eos=True, frequency_penalty=2, allowed_token_ids=plan["allowed"]
+        )
+        texts[name]["shaped"] = llm.generate(plan["prompts"][0], shaped, use_tqdm=False)[0].outputs[0].token_ids
         llm.close()
     (folder / "texts.json").write_text(json.dumps(texts))
 

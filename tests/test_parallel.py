@@ -17,9 +17,12 @@ import tiny_drafts as td
 from forward import Forward
 from tiny import new_folder, tiny_model
 
+from ms_spec.heartbeat import FOLDER, path_of, read_beat
+
 LOUD = (17, 40, 90)
 HERE = Path(__file__).resolve().parent
 SIZES = {"max_model_len": 128, "max_num_batched_tokens": 64, "generation_config": "vllm"}
+ALLOWED = [4, 5, 60, 100, 126]
 PROMPTS = [[5, 9, 5, 9, 5], [7, 11, 13, 7, 11, 13, 7], list(range(20, 50)), [3]]
 
 
@@ -60,7 +63,7 @@ def job(workers: int) -> tuple[Path, dict[str, Any]]:
     """Runs ``parallel_job.py`` under msrun itself. Returns its folder and its texts."""
     folder = new_folder()
     logits = [(str(target(family)), PROMPTS[2]) for family in ("llama", "qwen3")]
-    plan = {"logits": logits, "engines": engines(workers), "prompts": PROMPTS, "max_tokens": 24}
+    plan = {"logits": logits, "engines": engines(workers), "prompts": PROMPTS, "max_tokens": 24, "allowed": ALLOWED}
     (folder / "plan.json").write_text(json.dumps(plan))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -77,7 +80,7 @@ def job(workers: int) -> tuple[Path, dict[str, Any]]:
             str(HERE / "parallel_job.py"),
             str(folder),
         ],
-        env={**os.environ, "PATH": path, "MS_SPEC_THREADS": "1"},
+        env={**os.environ, "PATH": path, "MS_SPEC_THREADS": "1", FOLDER: str(folder)},
         cwd=folder,
         capture_output=True,
         text=True,
@@ -108,11 +111,22 @@ def test_greedy_text_is_that_of_plain_decoding(workers):
         assert text["errors"] == [None] * len(PROMPTS)
         assert text["ids"] == texts[f"{family} plain"]["ids"], name
         assert text["sampled"] == texts[f"{family} plain"]["sampled"], name
+        assert text["shaped"] == texts[f"{family} plain"]["shaped"], name
+        assert set(text["shaped"]) <= set(ALLOWED) and len(set(text["shaped"])) > 1, name
         if "plain" not in name:
             assert 5 < text["accepted"] <= text["drafted"], name
     assert len({tuple(ids) for ids in texts["qwen3 plain"]["ids"]}) == len(PROMPTS)
     shared, whole = (texts[f"llama eagle3{how}"] for how in (" shared out", ""))
     assert shared["accepted"] == whole["accepted"]
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_all_workers_have_computed_the_same(workers):
+    """Also where a request has wishes of its own, which lie on each worker."""
+    folder, _ = job(workers)
+    beats = [read_beat(path_of(folder, rank)) for rank in range(workers)]
+    assert all(beat is not None and beat[0] == beats[0][0] for beat in beats)
+    assert beats[0][0].ended > 100
 
 
 @pytest.mark.parametrize("workers", [2, 4])
