@@ -64,7 +64,7 @@ class Reads:
             start = time.perf_counter()
             result = cell(*tensors)
             self.calls += time.perf_counter() - start
-            return _Result(result, self)
+            return tuple(_Result(one, self) for one in result)
 
         return call
 
