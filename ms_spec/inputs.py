@@ -14,6 +14,13 @@ from ms_spec.sampling_params import SamplingParams
 Prompt = Union[str, Sequence[int], Mapping[str, Any]]
 Params = Optional[Union[SamplingParams, Sequence[SamplingParams]]]
 PROMPT_FIELDS = ("prompt", "prompt_token_ids")
+CHAT_ARGUMENTS = {
+    "messages": "messages",
+    "template": "chat_template",
+    "chat_template": "chat_template",
+    "add_generation_prompt": "add_generation_prompt",
+}
+"""Names that are no variables of a template, and the argument of ``LLM.chat`` that is meant."""
 
 
 def as_prompts(prompts: Any) -> list[Any]:
@@ -132,6 +139,22 @@ def as_conversations(messages: Any) -> tuple[list[Any], bool]:
     if any(isinstance(item, (list, tuple)) for item in messages):
         return list(messages), True
     return [messages], False
+
+
+def chat_options(template: Any, given: Any, more: Mapping[str, Any], add_generation_prompt: Any) -> dict[str, Any]:
+    """The options of ``render_chat`` from those of ``LLM.chat``. Raises ValueError."""
+    if given is not None and not isinstance(given, Mapping):
+        raise ValueError(f"chat_template_kwargs = {given!r:.60}: must be a dict of variables of the template")
+    if not isinstance(add_generation_prompt, bool):
+        raise ValueError(f"add_generation_prompt = {add_generation_prompt!r:.60}: must be True or False")
+    variables = {**more, **(given or {})}
+    for name in variables:
+        if not isinstance(name, str):
+            raise ValueError(f"chat_template_kwargs has the name {name!r:.60}: must be a text")
+        if name in CHAT_ARGUMENTS:
+            raise ValueError(f"chat_template_kwargs.{name}: give it as chat's own argument {CHAT_ARGUMENTS[name]}")
+    options = {**variables, "add_generation_prompt": add_generation_prompt}
+    return options if template is None else {**options, "template": template}
 
 
 def chat_prompt(

@@ -17,6 +17,7 @@ from ms_spec.inputs import (
     Prompt,
     as_conversations,
     as_prompts,
+    chat_options,
     chat_prompt,
     check_call,
     checked_params,
@@ -155,9 +156,7 @@ class LLM:
                 ``enable_thinking``. A template ignores those that it does not know.
         """
         conversations, several = as_conversations(messages)
-        options = {**template_options, **(chat_template_kwargs or {}), "add_generation_prompt": add_generation_prompt}
-        if chat_template is not None:
-            options["template"] = chat_template
+        options = chat_options(chat_template, chat_template_kwargs, template_options, add_generation_prompt)
         tokenizer = self.get_tokenizer()
         prompts: list[Any] = [
             chat_prompt(tokenizer, conversation, options, f"conversation {number}: " if several else "")

@@ -133,6 +133,22 @@ def test_chat_options_reach_the_template():
         engine.chat([GOOD, GOOD], greedy(2), chat_template="none")
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"chat_template_kwargs": 3}, "chat_template_kwargs = 3: must be a dict"),
+        ({"chat_template_kwargs": {"messages": 3}}, "chat_template_kwargs.messages: give it as chat's own argument"),
+        ({"chat_template_kwargs": {"template": "x"}}, "own argument chat_template"),
+        ({"template": "x"}, "own argument chat_template"),
+        ({"chat_template_kwargs": {3: 1}}, "chat_template_kwargs has the name 3: must be a text"),
+        ({"add_generation_prompt": "no"}, "add_generation_prompt = 'no': must be True or False"),
+    ],
+)
+def test_wrong_chat_options_are_named(options, words):
+    with pytest.raises(ValueError, match=words):
+        make().chat(GOOD, greedy(2), **options)
+
+
 def test_parameters_are_checked_when_they_are_used():
     engine = make()
     for name, value in (("temperature", -5), ("max_tokens", 0), ("top_p", 2), ("stop", [""]), ("n", 10**9)):
