@@ -242,7 +242,7 @@ NGRAM = '{"method": "ngram"}'
             ["-sc", 'x={"method": "ngram", "prompt_lookup_min": 9, "prompt_lookup_max": 2}'],
             ["x: ", "prompt_lookup_min"],
         ),
-        (["-sc", 'x={"method": "draft_model", "model": "/nowhere/draft"}'], ["x: ", "model: '/nowhere/draft' is no directory"]),
+        (["-sc", 'x={"method": "draft_model", "model": "/nowhere/draft"}'], ["x: ", "model: '/nowhere/draft' is"]),
         (["--model", "/nowhere/model"], ["error: model: '/nowhere/model' is no directory"]),
         (["--num-speculative-tokens", "0"], ["--num-speculative-tokens"]),
         (["--limit", "0"], ["--limit"]),
