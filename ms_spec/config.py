@@ -12,7 +12,7 @@ from typing import Any, Literal, Optional, Union
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from ms_spec.config_errors import knob, one_line
+from ms_spec.config_errors import knob, one_line, shown
 from ms_spec.errors import ConfigError
 from ms_spec.extraction import METHOD as EXTRACTION
 from ms_spec.extraction import storage
@@ -89,7 +89,7 @@ def _plain(value: Any) -> Any:
 
 
 def _unavailable(field: str, value: Any, allowed: str) -> ValueError:
-    return ValueError(f"{field} = {json.dumps(value, default=str)}: not available in this version; allowed: {allowed}")
+    return ValueError(f"{field} = {shown(value)}: not available in this version; allowed: {allowed}")
 
 
 class EngineConfig(BaseModel):

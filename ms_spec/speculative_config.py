@@ -134,7 +134,7 @@ class SpeculativeConfig(BaseModel):
             value = getattr(self, field)
             if method not in methods and value != type(self).model_fields[field].default:
                 raise ValueError(
-                    f"{field} = {value!r}: only for method {', '.join(methods)}, not for '{method}'; remove it"
+                    f"{field} = {value!r:.60}: only for method {', '.join(methods)}, not for '{method}'; remove it"
                 )
 
     def _fill_lookup(self) -> None:

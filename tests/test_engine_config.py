@@ -297,3 +297,19 @@ def test_imports_nothing_heavy():
     code = f"import sys, ms_spec.config, ms_spec.engine, ms_spec.llm; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"dtype": "\ud800"}, "dtype = "),
+        ({"quantization": "x" * 5000}, "quantization = "),
+        ({"speculative_config": {"method": "draft_model", "model": "x" * 5000}}, "num_speculative_tokens is missing"),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "model": "x" * 5000}}, "model = "),
+        ({"x" * 5000: 1}, "argument"),
+    ],
+)
+def test_an_error_can_be_printed_whatever_was_given(arguments, words):
+    with pytest.raises(ConfigError, match=words) as error:
+        EngineConfig.parse("m", **arguments)
+    assert len(str(error.value).encode()) < 1200

@@ -224,8 +224,14 @@ def test_a_budget_without_room_for_drafts_is_told(caplog):
 
 
 def test_a_chat_prompt_of_the_command_line_fails_alone(monkeypatch, capsys):
+    def render_chat(self, messages, add_generation_prompt=True):
+        if messages[0]["content"] == "b":
+            raise ValueError("messages: the chat template refuses them: b")
+        return messages[0]["content"]
+
+    monkeypatch.setattr(Letters, "render_chat", render_chat)
     monkeypatch.setattr(job, "make_llm", lambda arguments: make())
-    code = cli.run_app(["generate", "--chat", "--json", "-p", "a", "-p", "\udce9", "--max-tokens", "4"])
+    code = cli.run_app(["generate", "--chat", "--json", "-p", "a", "-p", "b", "--max-tokens", "4"])
     out, err = capsys.readouterr()
-    assert code == 2 and '"prompt": "\\udce9"' in out.splitlines()[1]
-    assert err.count("\n") == 1 and "prompt 2: the conversation is not valid Unicode" in err
+    assert code == 2 and '"prompt": "b"' in out.splitlines()[1]
+    assert err.count("\n") == 1 and "prompt 2: messages: the chat template refuses them" in err

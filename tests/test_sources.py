@@ -211,3 +211,10 @@ def test_four_processes_on_a_read_only_directory(own_cache):
     assert len({p.communicate()[0] for p in running}) == 1 and not any(p.returncode for p in running)
     folder.chmod(0o755)
     assert sorted(p.name for p in folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "~nobody-of-this-name/x", "\ud800"])
+def test_names_that_can_be_no_path(name):
+    with pytest.raises(ValueError, match=r"^model: ") as error:
+        resolve(name)
+    assert len(str(error.value).encode()) < 400
