@@ -16,7 +16,7 @@ from ms_spec.draft_choice import choose_draft
 from ms_spec.engine import Engine
 from ms_spec.errors import ConfigError
 from ms_spec.extraction import FOLDER, storage
-from ms_spec.inputs import read_prompt
+from ms_spec.inputs import encode_text, read_prompt
 from ms_spec.job import DEFAULT_SAMPLING, Job, encode_prompt
 from ms_spec.limits import Limits, device_of, model_limits
 from ms_spec.models.loading import Loaded
@@ -107,7 +107,9 @@ def _check_prompts(
             if config.extracts and one.max_tokens != 1:
                 raise ConfigError(f"max_tokens = {one.max_tokens}: must be 1 with method 'extract_hidden_states'")
             text, ids = read_prompt(encode_prompt(prompt, tokenizer, job.chat))
-            request = engine.add_request(tokenizer.encode(text) if ids is None else ids, one)
+            if ids is None:
+                ids = encode_text(tokenizer, text or "", loaded.config.vocab_size)
+            request = engine.add_request(ids, one)
         except ValueError as error:
             raise ConfigError(f"prompt {number}: {error}") from None
         engine.abort(request.output.request_id)

@@ -74,6 +74,23 @@ def read_prompt(item: Any) -> tuple[str | None, list[int] | None]:
     return text, None
 
 
+def encode_text(tokenizer: Any, text: str, vocab_size: int | None = None, special: bool = True) -> list[int]:
+    """Token ids of a text, with the tokenizer's special tokens or without.
+
+    Raises:
+        RequestError: the tokenizer makes no token of it, or one that is not among the model's ``vocab_size``.
+    """
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=special)
+    if not ids:
+        raise RequestError(f"the prompt {text!r:.60}: the tokenizer makes no token of it; give another text")
+    if vocab_size is not None and max(ids) >= vocab_size:
+        raise RequestError(
+            f"the prompt: the tokenizer makes token {max(ids)} of it, but the model knows 0 to {vocab_size - 1} only; "
+            "use the model's own tokenizer"
+        )
+    return ids
+
+
 def token_ids(values: Any, name: str = "prompt_token_ids") -> list[int]:
     """Integers of any kind as a list of int. Raises RequestError that names the place of what is none."""
     if hasattr(values, "tolist"):
@@ -170,7 +187,7 @@ def chat_prompt(
     try:
         text = tokenizer.render_chat(check_messages(conversation), **options)
         check_unicode(text, "the conversation")
-        return {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False), "prompt": text}
+        return {"prompt_token_ids": encode_text(tokenizer, text, special=False), "prompt": text}
     except NoTemplate:
         raise
     except ValueError as error:

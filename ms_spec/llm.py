@@ -21,6 +21,7 @@ from ms_spec.inputs import (
     chat_prompt,
     check_call,
     checked_params,
+    encode_text,
     read_prompt,
     shown_prompt,
 )
@@ -247,10 +248,10 @@ class LLM:
         return grown
 
     def _add(self, item: Any, params: SamplingParams) -> Request:
-        tokenizer = self._open().tokenizer
+        parts = self._open()
         text, ids = read_prompt(item)
         if ids is None:
-            ids = tokenizer.encode(text)
+            ids = encode_text(parts.tokenizer, text or "", parts.vocab_size)
         with self._lock:
             return self._engine.add_request(ids, params, prompt=text)
 

@@ -149,6 +149,19 @@ def test_wrong_chat_options_are_named(options, words):
         make().chat(GOOD, greedy(2), **options)
 
 
+class Deaf(Letters):
+    def encode(self, text, add_special_tokens=True):
+        return []
+
+
+def test_a_text_without_tokens_is_said_to_be_one():
+    engine = make()
+    engine._parts.tokenizer = Deaf()
+    for ask in (lambda: engine.generate("\N{SNOWMAN}", greedy(2)), lambda: engine.chat(GOOD, greedy(2))):
+        with pytest.raises(RequestError, match="the tokenizer makes no token of it"):
+            ask()
+
+
 def test_parameters_are_checked_when_they_are_used():
     engine = make()
     for name, value in (("temperature", -5), ("max_tokens", 0), ("top_p", 2), ("stop", [""]), ("n", 10**9)):

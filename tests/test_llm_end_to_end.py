@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from engines import Counted, alone, copying_model, counting_model, greedy, idle, llm, run, sampled, token_ids
 from safetensors.torch import load_file, save_file
-from tiny import copy_of, tiny_model
+from tiny import copy_of, new_folder, tiny_model, tiny_tokenizer
 
 from ms_spec import LLM, SamplingParams
 
@@ -149,6 +149,17 @@ def test_a_bad_request_fails_alone():
     assert all(output.error and "\n" not in output.error for output in outputs[1:5])
     assert token_ids([outputs[0], outputs[5]]) == alone(plain(), [LOOP, prompts()[1]], greedy(10))
     assert idle(ngram())
+
+
+def test_a_tokenizer_that_is_larger_than_the_model(caplog):
+    folder = new_folder()
+    tiny_tokenizer(folder, 900)
+    (folder / "config.json").write_text("{}")
+    with LLM(str(tiny_model()), tokenizer=str(folder), max_num_seqs=1, max_model_len=32) as engine:
+        assert "tokenizer: has 900 tokens, the model 512" in caplog.text
+        outputs = engine.generate(["mou maa mdr mts", [1, 2, 3]], greedy(2), use_tqdm=False)
+    assert "the tokenizer makes token" in outputs[0].error and "the model's own tokenizer" in outputs[0].error
+    assert len(outputs[1].outputs[0].token_ids) == 2
 
 
 def test_logits_that_are_not_finite_end_only_their_request():

@@ -11,6 +11,7 @@ import numpy as np
 from ms_spec.models.checkpoint import Checkpoint
 from ms_spec.models.config import FieldError
 from ms_spec.models.drafts.errors import of_tensors
+from ms_spec.models.drafts.renamed import RenamedCheckpoint
 from ms_spec.models.loading import Loaded
 
 _MOST_PADDING, _MULTIPLE = 1024, 64
@@ -60,7 +61,7 @@ def differs(checkpoint: Checkpoint, name: str, target: Loaded, name_there: str) 
     )
 
 
-def own_embedding(checkpoint: Checkpoint, target: Loaded, width: int) -> bool:
+def own_embedding(checkpoint: RenamedCheckpoint, target: Loaded, width: int) -> bool:
     """Whether ``embed_tokens.weight`` has to be loaded; if not, the target's embeddings serve.
 
     ``width``: of the drafter's embeddings.
