@@ -19,6 +19,14 @@ _DTYPES = {"float32": "float32", "float": "float32", "float64": "float32", "floa
 _DTYPES["bfloat16"] = "bfloat16"
 
 
+class FieldError(ValueError):
+    """A field of a config that is missing or wrong. ``field``: its name, with dots where it is inside another."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field, self.problem = field, problem
+
+
 @dataclass(frozen=True)
 class RopeConfig:
     """Rotary position embedding: the base, and how long contexts are squeezed into the trained ones.
@@ -230,12 +238,12 @@ def integer(source: Mapping[str, Any], field: str, default: Any = _REQUIRED) -> 
     value = source.get(field)
     if value is None:
         if default is _REQUIRED:
-            raise ValueError(f"{field}: missing from the model's config; expected an integer >= 1")
+            raise FieldError(field, "missing from the model's config; expected an integer >= 1")
         value = default
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{field}: {value!r} in the model's config; expected an integer >= 1")
+        raise FieldError(field, f"{value!r:.60}; expected an integer >= 1")
     return value
 
 
@@ -244,10 +252,10 @@ def number(source: Mapping[str, Any], field: str, default: float | None = None) 
     value = source.get(field)
     if value is None:
         if default is None:
-            raise ValueError(f"{field}: missing from the model's config; expected a number > 0")
+            raise FieldError(field, "missing from the model's config; expected a number > 0")
         return default
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-        raise ValueError(f"{field}: {value!r} in the model's config; expected a number > 0")
+        raise FieldError(field, f"{value!r:.60}; expected a number > 0")
     return float(value)
 
 
@@ -257,7 +265,7 @@ def boolean(source: Mapping[str, Any], field: str, default: bool) -> bool:
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise ValueError(f"{field}: {value!r} in the model's config; expected true or false")
+        raise FieldError(field, f"{value!r:.60}; expected true or false")
     return value
 
 
@@ -319,16 +327,17 @@ def rope_from_hf(config: Mapping[str, Any], max_position: int) -> RopeConfig:
     field = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
     scaling = config.get(field) or {}
     if not isinstance(scaling, Mapping):
-        raise ValueError(f"{field}: {scaling!r}; expected an object with rope_type")
+        raise FieldError(field, f"{scaling!r:.60}; expected an object with rope_type")
     if any(isinstance(v, Mapping) for v in scaling.values()):
-        raise ValueError(f"{field}: different ones per layer type ({', '.join(scaling)}) are not supported")
-    theta = number(scaling, "rope_theta", number(config, "rope_theta", 10000.0))
+        raise FieldError(field, f"different ones per layer type ({', '.join(scaling)}) are not supported")
+    inner = f"{field}.rope_theta"
+    theta = number({inner: scaling.get("rope_theta")}, inner, number(config, "rope_theta", 10000.0))
     partial = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if partial not in (None, 1, 1.0):
         raise ValueError(f"partial_rotary_factor: {partial} is not supported; only 1.0 is")
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind not in ROPE_KINDS:
-        raise ValueError(f"{field}.rope_type: {kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
+        raise FieldError(f"{field}.rope_type", f"{kind!r:.60} is not supported; supported: {', '.join(ROPE_KINDS)}")
     if kind == "default":
         return RopeConfig(theta=theta, original_max_position=max_position)
 
@@ -344,15 +353,15 @@ def rope_from_hf(config: Mapping[str, Any], max_position: int) -> RopeConfig:
         if kind == "llama3":
             extra = {n: number(scaling, n) for n in ("low_freq_factor", "high_freq_factor")}
             if extra["low_freq_factor"] >= extra["high_freq_factor"]:
-                raise ValueError(f"low_freq_factor: {extra['low_freq_factor']} must be below high_freq_factor")
+                raise FieldError("low_freq_factor", f"{extra['low_freq_factor']} must be below high_freq_factor")
         elif kind == "yarn":
             numbers = named(("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"))
             # transformers reads 0 in these fields as "not given".
             numbers = {n: v for n, v in numbers.items() if v != 0 or n == "attention_factor"}
             extra = {n: number(numbers, n) for n in numbers}
             extra["truncate"] = boolean(scaling, "truncate", True)
-    except ValueError as error:
-        raise ValueError(f"{field}.{error}") from None
+    except FieldError as error:
+        raise FieldError(f"{field}.{error.field}", error.problem) from None
     return RopeConfig(theta=theta, kind=kind, factor=factor, original_max_position=original, **extra)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ms_spec.models.checkpoint import Checkpoint, open_checkpoint
 from ms_spec.models.config import ModelConfig
-from ms_spec.models.sources import DEFAULT_MODEL, Source, resolve
+from ms_spec.models.sources import DEFAULT_MODEL, Source, is_own_copy, resolve
 from ms_spec.models.tokenizer import Tokenizer, open_tokenizer, read_json
 
 _GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p", "do_sample", "max_new_tokens", "repetition_penalty")
@@ -43,7 +43,15 @@ class Loaded:
 
     @functools.cached_property
     def checkpoint(self) -> Checkpoint:
-        return open_checkpoint(self.source.path)
+        try:
+            return open_checkpoint(self.source.path)
+        except ValueError as error:
+            if not is_own_copy(self.source.path):
+                raise
+            raise ValueError(
+                f"{str(error).removesuffix('; fetch it again')}; `ms-spec cache --clear models` removes this copy, and "
+                "the next start fetches it again"
+            ) from None
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:

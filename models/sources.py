@@ -84,10 +84,15 @@ def _on_disk(model: str, field: str) -> Source | None:
     """What lies at a path; None for an alias or the name of a model on the hub. ValueError for everything else."""
     if not model.strip():
         raise ValueError(f"{field}: is empty; give a path, a hub name or one of: {', '.join(ALIASES)}")
-    path = Path(model).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(model).expanduser()
+        folder, file = path.is_dir(), path.is_file()
+    except (OSError, RuntimeError) as error:  # a name that is too long, a user who is not there
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"{field}: {model!r:.200}: {reason}; give a path, a hub name or an alias") from None
+    if folder:
         return _directory(path, field)
-    if path.is_file():
+    if file:
         if path.suffix.lower() != ".gguf":
             raise ValueError(f"{field}: {model!r} is a file; expected a directory with config.json or a .gguf file")
         return Source(path, "gguf", path.stem)
@@ -97,7 +102,7 @@ def _on_disk(model: str, field: str) -> Source | None:
     near = difflib.get_close_matches(model.lower(), ALIASES, 1, 0.6)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(
-        f"{field}: {model!r} is no directory, no .gguf file, no hub name (owner/name) and no alias "
+        f"{field}: {model!r:.200} is no directory, no .gguf file, no hub name (owner/name) and no alias "
         f"({', '.join(ALIASES)}){hint}"
     )
 
@@ -175,6 +180,11 @@ def _complete(path: Path) -> bool:
 def _kept(model: _WheelModel) -> Path:
     """Where the file is put when it has been fetched and checked."""
     return cache_root() / "models" / model.sha256[:16] / model.file
+
+
+def is_own_copy(path: Path) -> bool:
+    """Whether a file is one that was fetched into ms-spec's own cache."""
+    return cache_root() / "models" in path.parents
 
 
 def _from_wheel(model: _WheelModel) -> Path:

@@ -159,6 +159,10 @@ class Tokenizer:
         ``template``: Jinja text, or the name of one of the model's templates. ``variables``: what it may name, such as
         ``tools``; a template ignores those that it does not know.
         """
+        if template is not None and not isinstance(template, str):
+            raise chat_template.NoTemplate(
+                f"chat_template = {template!r:.60}: must be Jinja text, or the name of one of the model's templates"
+            )
         if template is None and variables.get("tools") and "tool_use" in self.templates:
             template = "tool_use"
         if template is None or template in self.templates:

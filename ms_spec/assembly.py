@@ -42,7 +42,13 @@ def assemble(config: EngineConfig) -> Parts:
             limits.max_model_len,
             loaded.config.max_position_embeddings,
         )
-    tokenizer = loaded.tokenizer
+    tokenizer, vocab = loaded.tokenizer, loaded.config.vocab_size
+    if len(tokenizer) > vocab:
+        _log.warning(
+            "tokenizer: has %d tokens, the model %d; a text with one of the others is refused; is it the model's?",
+            len(tokenizer),
+            vocab,
+        )
     device = device_of(config)
     sink = open_sink(config, loaded.config, device)
     if world() is not None:
@@ -55,7 +61,7 @@ def assemble(config: EngineConfig) -> Parts:
     return Parts(
         runner,
         limits,
-        loaded.config.vocab_size,
+        vocab,
         loaded.eos_token_ids,
         tokenizer,
         tokenizer.stream_decoder,

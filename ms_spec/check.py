@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ms_spec.draft_choice import choose_draft
 from ms_spec.engine import Engine
 from ms_spec.errors import ConfigError
 from ms_spec.extraction import FOLDER, storage
-from ms_spec.inputs import read_prompt
+from ms_spec.inputs import encode_text, read_prompt
 from ms_spec.job import DEFAULT_SAMPLING, Job, encode_prompt
 from ms_spec.limits import Limits, device_of, model_limits
 from ms_spec.models.loading import Loaded
@@ -34,30 +35,51 @@ def check(run: Run, params: list[SamplingParams]) -> list[str]:
     """
     config = EngineConfig.parse(**run.job.engine)
     _check_places(run, config)
-    spec = config.speculative_config
-    wanted = {"model": config.model, "tokenizer": config.tokenizer, DRAFT: spec.model if spec is not None else None}
-    here = {field: resolve_here(name, field) for field, name in wanted.items() if name is not None}
-    absent = {field for field, source in here.items() if source is None}
-    target = here["model"]
+    outlook = preview(config)
+    config, absent = outlook.config, outlook.absent
     lines = [f"model     {config.model}"]
-    if target is not None:
-        loaded = Loaded(target, config.tokenizer)
-        shapes = loaded.checkpoint.names()  # the files are there, and whole
-        lines[0] += f": {loaded.config.architecture}, {loaded.config.num_layers} layers, {len(shapes)} tensors"
-        chosen = None
-        if DRAFT not in absent:
-            config, chosen = choose_draft(config, loaded)
-        limits = model_limits(config, loaded.config, chosen.kv_numbers if chosen else 0)
+    if outlook.target is not None and outlook.limits is not None:
+        shape, tensors = outlook.target.config, outlook.target.checkpoint.names()
+        lines[0] += f": {shape.architecture}, {shape.num_layers} layers, {len(tensors)} tensors"
         if "tokenizer" not in absent:
-            _check_prompts(run.job, params, config, limits, loaded)
-        lines.append(_engine(config, limits))
+            _check_prompts(run.job, params, config, outlook.limits, outlook.target)
+        lines.append(_engine(config, outlook.limits))
     lines += [_drafts(config), _asked(run.job), _results(run)]
     if run.no_effect:
         lines.append(f"no effect {', '.join(run.no_effect)}")
     if absent:
-        names = ", ".join(dict.fromkeys(str(wanted[field]) for field in wanted if field in absent))
+        names = ", ".join(dict.fromkeys(absent.values()))
         lines.append(f"unchecked {names}: not on this machine; a run fetches what is missing")
     return lines
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What is known of an engine before its weights are loaded."""
+
+    config: EngineConfig
+    """Filled in from the draft checkpoint, where that could be opened."""
+    absent: dict[str, str]
+    """Field -> name of what is not on this machine."""
+    target: Loaded | None
+    limits: Limits | None
+    """None, like ``target``, where the model is not on this machine."""
+
+
+def preview(config: EngineConfig) -> Preview:
+    """Checks the model, the draft and whether they fit each other. Raises ValueError (one line)."""
+    spec = config.speculative_config
+    wanted = {"model": config.model, "tokenizer": config.tokenizer, DRAFT: spec.model if spec is not None else None}
+    here = {field: resolve_here(name, field) for field, name in wanted.items() if name is not None}
+    absent = {field: str(wanted[field]) for field, source in here.items() if source is None}
+    source = here["model"]
+    if source is None:
+        return Preview(config, absent, None, None)
+    target, draft = Loaded(source, config.tokenizer), None
+    target.checkpoint.names()  # the files are there, and whole
+    if not absent:  # whether a draft fits may be a question of the tokenizer
+        config, draft = choose_draft(config, target)
+    return Preview(config, absent, target, model_limits(config, target.config, draft.kv_numbers if draft else 0))
 
 
 def _check_places(run: Run, config: EngineConfig) -> None:
@@ -86,7 +108,9 @@ def _check_prompts(
             if config.extracts and one.max_tokens != 1:
                 raise ConfigError(f"max_tokens = {one.max_tokens}: must be 1 with method 'extract_hidden_states'")
             text, ids = read_prompt(encode_prompt(prompt, tokenizer, job.chat))
-            request = engine.add_request(tokenizer.encode(text) if ids is None else ids, one)
+            if ids is None:
+                ids = encode_text(tokenizer, text or "", loaded.config.vocab_size)
+            request = engine.add_request(ids, one)
         except ValueError as error:
             raise ConfigError(f"prompt {number}: {error}") from None
         engine.abort(request.output.request_id)

@@ -17,7 +17,7 @@ from ms_spec.cli_compare import compare
 from ms_spec.cli_options import given, parse_json
 from ms_spec.errors import ClosedPipe, ConfigError, EngineError, OutputError, unknown_name
 from ms_spec.job import DEFAULT_MODEL, Job, Printer, answer, one_line, prepare
-from ms_spec.prompts import Prompt, read_prompts, read_stdin_prompt
+from ms_spec.prompts import from_option, read_prompts
 from ms_spec.result_streams import result_file, result_stream
 from ms_spec.sampling_params import SamplingParams
 from ms_spec.terminal import JsonPrinter, TextPrinter, note
@@ -128,7 +128,7 @@ def generate(
     sampling = given(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, stop=stop
     )
-    asked = [read_stdin_prompt() if text == "-" else Prompt(text) for text in prompt or []]
+    asked = [from_option(text) for text in prompt or []]
     if prompts is not None:
         asked += read_prompts(prompts)
     job = Job(asked, engine, sampling, chat, batch)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ms_spec.errors import ConfigError, unknown_name
-from ms_spec.models.sources import ALIASES
 from ms_spec.speculative_config import METHODS
 
 PLAIN = "none"
 """Decoding without drafts."""
 NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,31}", re.ASCII)
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ def choose_methods(
 
     Raises:
         ConfigError: a name is unknown or there twice, or a config belongs to none. What is in the configs is not
-            looked at, but for a draft model: where it has a path, something must be there.
+            looked at.
     """
     known: dict[str, Mapping[str, Any]] = {}
     for name, config in configs:
@@ -79,16 +76,7 @@ def choose_methods(
             raise ConfigError(f"--methods: '{name}' is there twice; name each method once")
         config = {"num_speculative_tokens": num_speculative_tokens, **known.get(name, {"method": name})}
         methods.append(Method(name, None if name == PLAIN else config))
-        _check_draft_model(name, config.get("model"))
     for name in known:
         if name not in names:
             raise ConfigError(f"--speculative-config: '{name}' is not among --methods; add it there")
     return methods
-
-
-def _check_draft_model(name: str, model: Any) -> None:
-    """It would be missed only when its turn comes."""
-    if not isinstance(model, str) or model.lower() in ALIASES or HUB_NAME.fullmatch(model):
-        return
-    if model and not Path(model).expanduser().exists():
-        raise ConfigError(f"{name}: speculative_config.model: no such file or folder: {model}")

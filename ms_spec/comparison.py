@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ms_spec import job as jobs
+from ms_spec.check import preview
 from ms_spec.compare_methods import PLAIN, Method
+from ms_spec.config import EngineConfig
 from ms_spec.errors import ConfigError, RequestError
 from ms_spec.job import Job
 from ms_spec.metrics import Metrics
@@ -50,9 +52,9 @@ class Comparison:
         self._params = jobs.prepare(job)
         for method in methods:
             try:
-                jobs.check_engine(self._arguments(method))
-            except ConfigError as error:
-                raise ConfigError(f"{method.name}: {error}") from None
+                preview(EngineConfig.parse(**self._arguments(method)))
+            except ValueError as error:
+                raise _of_method(method, error) from None
 
     def _arguments(self, method: Method) -> dict[str, Any]:
         return {**self.job.engine, **({} if method.config is None else {"speculative_config": dict(method.config)})}
@@ -73,9 +75,7 @@ class Comparison:
         try:
             llm = jobs.make_llm(self._arguments(method))
         except ValueError as error:
-            if method.config is None or "\n" in str(error).strip():
-                raise
-            raise ConfigError(f"{method.name}: {error}") from None
+            raise _of_method(method, error) from None
         try:
             return self._answer(method, llm)
         finally:
@@ -102,6 +102,13 @@ class Comparison:
         if not answers.metrics:
             raise RequestError(f"{method.name}: no prompt could be answered")
         return answers
+
+
+def _of_method(method: Method, error: ValueError) -> ValueError:
+    """The error under the method's name, if it is one line and not of plain decoding."""
+    if method.config is None or "\n" in str(error).strip():
+        return error
+    return ConfigError(f"{method.name}: {error}")
 
 
 @dataclass(frozen=True)

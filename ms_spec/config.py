@@ -10,9 +10,10 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal, Optional, Union
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import ConfigDict, ValidationError, model_validator
 
-from ms_spec.config_errors import knob, one_line
+from ms_spec.config_errors import knob, one_line, shown
+from ms_spec.config_section import Section
 from ms_spec.errors import ConfigError
 from ms_spec.extraction import METHOD as EXTRACTION
 from ms_spec.extraction import storage
@@ -31,10 +32,8 @@ MAX_SEQS = 4096
 MAX_LOGPROBS = 1000
 
 
-class RejectionSamplerConfig(BaseModel):
+class RejectionSamplerConfig(Section):
     """``additional_config["rejection_sampler_config"]``: how drafts are accepted."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
     enable_block_verify: bool = knob(False, "true or false")
     enable_entropy_verify: bool = knob(False, "true or false")
@@ -42,20 +41,16 @@ class RejectionSamplerConfig(BaseModel):
     posterior_alpha: float = knob(0.4, "a number >= 0", ge=0)
 
 
-class AdditionalConfig(BaseModel):
+class AdditionalConfig(Section):
     """``additional_config``: options that vLLM-Ascend keeps outside vLLM's own."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     rejection_sampler_config: RejectionSamplerConfig = knob(
         RejectionSamplerConfig(), 'a dict such as {"enable_block_verify": true}'
     )
 
 
-class CompilationConfig(BaseModel):
+class CompilationConfig(Section):
     """``compilation_config``: which decode graphs are compiled, and whether any are."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     cudagraph_capture_sizes: Optional[list[int]] = knob(
         None, "a list of row counts, each a positive multiple of num_speculative_tokens + 1"
@@ -65,10 +60,10 @@ class CompilationConfig(BaseModel):
     )
 
 
-class KVTransferConfig(BaseModel):
+class KVTransferConfig(Section):
     """``kv_transfer_config``: prefill and decode on different machines, or where hidden states go."""
 
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    model_config = ConfigDict(extra="allow")
 
     kv_connector: Optional[str] = knob(None, "the name of a connector")
     kv_connector_extra_config: Optional[dict[str, Any]] = knob(None, "a dict")
@@ -90,13 +85,11 @@ def _plain(value: Any) -> Any:
 
 
 def _unavailable(field: str, value: Any, allowed: str) -> ValueError:
-    return ValueError(f"{field} = {json.dumps(value, default=str)}: not available in this version; allowed: {allowed}")
+    return ValueError(f"{field} = {shown(value)}: not available in this version; allowed: {allowed}")
 
 
-class EngineConfig(BaseModel):
+class EngineConfig(Section):
     """Every argument of ``LLM``. ``None`` means: chosen from the model and the device."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, protected_namespaces=())
 
     model: str = knob(DEFAULT_MODEL, "a directory, a .gguf file, a Hugging Face name or an alias", min_length=1)
     tokenizer: Optional[str] = knob(None, "a directory or a Hugging Face name", min_length=1)
@@ -142,10 +135,7 @@ class EngineConfig(BaseModel):
     @classmethod
     def parse(cls, model: Optional[str] = None, **arguments: Any) -> "EngineConfig":
         """Checks every argument. Raises ConfigError (one line). None for a field with a default means the default."""
-        given = {name: value for name, value in arguments.items() if value is not None or name not in cls.model_fields}
-        if model is not None:
-            given["model"] = model
-        return cls(**given)
+        return cls(**arguments, **({} if model is None else {"model": model}))
 
     def __init__(self, **arguments: Any) -> None:
         try:

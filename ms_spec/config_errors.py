@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from ms_spec.errors import closest, unknown_name
+from ms_spec.errors import closest, printable, unknown_name
 from ms_spec.vllm_arguments import NEUTRAL
 
 
@@ -23,7 +23,7 @@ def shown(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
         text = repr(value)
-    text = " ".join(text.split())
+    text = printable(" ".join(text.split()))
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -29,7 +29,7 @@ def choose_draft(config: EngineConfig, target: Loaded) -> tuple[EngineConfig, Dr
         _check_layers(config, target.config.num_layers)
     if spec is None:
         return config, None
-    from ms_spec.models.drafts import METHODS, detect_method, open_draft
+    from ms_spec.models.drafts import METHODS, OverrideError, detect_method, open_draft
 
     if spec.method is not None and spec.method not in METHODS:
         return config, None
@@ -37,10 +37,10 @@ def choose_draft(config: EngineConfig, target: Loaded) -> tuple[EngineConfig, Dr
     try:
         method = spec.method or detect_method(spec.model or "")
         draft = open_draft(method, spec.model, target, overrides)
+    except OverrideError as error:
+        raise ConfigError(f"speculative_config.draft_model_config.hf_config.{error}") from None
     except ValueError as error:
-        wrong = any(str(error).startswith(f"{name}:") for name in overrides)
-        field = "draft_model_config.hf_config." if wrong else "model: "
-        raise ConfigError(f"speculative_config.{field}{error}") from None
+        raise ConfigError(f"speculative_config.model: {error}") from None
     tokens = spec.num_speculative_tokens or _suggested(config, draft)
     _check_tokens(draft, tokens)
     if device_of(config) == "ascend":
@@ -49,7 +49,12 @@ def choose_draft(config: EngineConfig, target: Loaded) -> tuple[EngineConfig, Dr
         return config, draft
     filled = {**spec.model_dump(exclude_unset=True), "method": method, "num_speculative_tokens": tokens}
     given = config.model_dump(exclude_unset=True)
-    return EngineConfig.parse(**{**given, "speculative_config": filled}), draft
+    try:
+        return EngineConfig.parse(**{**given, "speculative_config": filled}), draft
+    except ConfigError as error:
+        if spec.num_speculative_tokens is not None:
+            raise
+        raise ConfigError(f"{error} ({tokens} is the draft checkpoint's suggestion)") from None
 
 
 def _check_layers(config: EngineConfig, num_layers: int) -> None:

@@ -299,6 +299,7 @@ class Engine:
             shaping, banned = seq.request.shaping, seq.banned_until > len(seq.tokens)
             none_left = banned or (shaping is not None and shaping.bans)
             seq.request.output.error = NOT_FINITE + (NONE_LEFT if none_left else "")
+            seq.request.failed = not none_left
         if reason is not None:
             self._finish(seq, reason, stop)
         return Delta(seq.request.output, out.index, text, kept)

@@ -5,12 +5,23 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LONGEST = 1000
+"""Characters of an error's text: what a user gave may be a book."""
 
-class ConfigError(ValueError):
+
+class Mistake(ValueError):
+    """An error that quotes what a user gave: its text can be printed, whatever that is, and has an end."""
+
+    def __init__(self, text: str) -> None:
+        text, half = printable(text), LONGEST // 2
+        super().__init__(text if len(text) <= LONGEST else f"{text[:half]} ... {text[-half:]}")
+
+
+class ConfigError(Mistake):
     """An engine argument or option that cannot be honoured: field, value, what is allowed, nearest fix."""
 
 
-class RequestError(ValueError):
+class RequestError(Mistake):
     """A prompt or a sampling parameter that cannot be served. Concerns one request only."""
 
 
@@ -24,6 +35,11 @@ class ClosedPipe(Exception):
 
 class EngineError(RuntimeError):
     """The model failed while it ran; every request in flight was ended with this error."""
+
+
+def printable(text: str) -> str:
+    """The text with lone surrogates (half a character) written out; nothing can print them."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def closest(name: object, known: Iterable[str]) -> str:
@@ -42,4 +58,5 @@ def unknown_name(what: str, name: object, known: Iterable[str], others: Iterable
     """The one-line message for a name that is not among ``known``. ``others`` may be meant, but are not listed."""
     names = sorted(known)
     near = closest(name, [*names, *others])
-    return f"{what} '{name}' is unknown; " + (f"did you mean '{near}'?" if near else "known: " + ", ".join(names))
+    hint = f"did you mean '{near}'?" if near else "known: " + ", ".join(names)
+    return printable(f"{what} '{name}' is unknown; {hint}")

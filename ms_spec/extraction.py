@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -76,10 +77,17 @@ def storage(kv_transfer_config: Mapping[str, Any] | None) -> Storage:
     folder, threads = extra.get(_STORAGE[0]), extra.get(_STORAGE[1], Storage.threads)
     if folder is None:
         raise ValueError(f"{FOLDER} is missing; it must be the folder where hidden states go")
-    if not isinstance(folder, str) or not folder or "\0" in folder:
+    if not isinstance(folder, str) or not folder or not _can_be_a_path(folder):
         raise ValueError(f"{FOLDER} = {shown(folder)}: must be a folder")
     if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MAX_THREADS:
         raise ValueError(
             f"{name}.{known[-1]}.{_STORAGE[1]} = {shown(threads)}: must be an integer from 1 to {MAX_THREADS}"
         )
     return Storage(folder, threads)
+
+
+def _can_be_a_path(name: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:
+        return False

@@ -16,6 +16,13 @@ Prompt = Union[str, Sequence[int], Mapping[str, Any]]
 Params = Optional[Union[SamplingParams, Sequence[SamplingParams]]]
 Drafts = Optional[Union[int, Sequence[Optional[int]]]]
 PROMPT_FIELDS = ("prompt", "prompt_token_ids")
+CHAT_ARGUMENTS = {
+    "messages": "messages",
+    "template": "chat_template",
+    "chat_template": "chat_template",
+    "add_generation_prompt": "add_generation_prompt",
+}
+"""Names that are no variables of a template, and the argument of ``LLM.chat`` that is meant."""
 
 
 def as_prompts(prompts: Any) -> list[Any]:
@@ -67,6 +74,23 @@ def read_prompt(item: Any) -> tuple[str | None, list[int] | None]:
     except ValueError as error:
         raise RequestError(str(error)) from None
     return text, None
+
+
+def encode_text(tokenizer: Any, text: str, vocab_size: int | None = None, special: bool = True) -> list[int]:
+    """Token ids of a text, with the tokenizer's special tokens or without.
+
+    Raises:
+        RequestError: the tokenizer makes no token of it, or one that is not among the model's ``vocab_size``.
+    """
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=special)
+    if not ids:
+        raise RequestError(f"the prompt {text!r:.60}: the tokenizer makes no token of it; give another text")
+    if vocab_size is not None and max(ids) >= vocab_size:
+        raise RequestError(
+            f"the prompt: the tokenizer makes token {max(ids)} of it, but the model knows 0 to {vocab_size - 1} only; "
+            "use the model's own tokenizer"
+        )
+    return ids
 
 
 def token_ids(values: Any, name: str = "prompt_token_ids") -> list[int]:
@@ -155,6 +179,22 @@ def as_conversations(messages: Any) -> tuple[list[Any], bool]:
     return [messages], False
 
 
+def chat_options(template: Any, given: Any, more: Mapping[str, Any], add_generation_prompt: Any) -> dict[str, Any]:
+    """The options of ``render_chat`` from those of ``LLM.chat``. Raises ValueError."""
+    if given is not None and not isinstance(given, Mapping):
+        raise ValueError(f"chat_template_kwargs = {given!r:.60}: must be a dict of variables of the template")
+    if not isinstance(add_generation_prompt, bool):
+        raise ValueError(f"add_generation_prompt = {add_generation_prompt!r:.60}: must be True or False")
+    variables = {**more, **(given or {})}
+    for name in variables:
+        if not isinstance(name, str):
+            raise ValueError(f"chat_template_kwargs has the name {name!r:.60}: must be a text")
+        if name in CHAT_ARGUMENTS:
+            raise ValueError(f"chat_template_kwargs.{name}: give it as chat's own argument {CHAT_ARGUMENTS[name]}")
+    options = {**variables, "add_generation_prompt": add_generation_prompt}
+    return options if template is None else {**options, "template": template}
+
+
 def chat_prompt(
     tokenizer: Any, conversation: Any, options: Mapping[str, Any], where: str = ""
 ) -> dict[str, Any] | RequestError:
@@ -168,7 +208,7 @@ def chat_prompt(
     try:
         text = tokenizer.render_chat(check_messages(conversation), **options)
         check_unicode(text, "the conversation")
-        return {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False), "prompt": text}
+        return {"prompt_token_ids": encode_text(tokenizer, text, special=False), "prompt": text}
     except NoTemplate:
         raise
     except ValueError as error:

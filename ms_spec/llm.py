@@ -18,10 +18,12 @@ from ms_spec.inputs import (
     Prompt,
     as_conversations,
     as_prompts,
+    chat_options,
     chat_prompt,
     check_call,
     checked_drafts,
     checked_params,
+    encode_text,
     read_prompt,
     shown_prompt,
 )
@@ -180,9 +182,7 @@ class LLM:
                 ``enable_thinking``. A template ignores those that it does not know.
         """
         conversations, several = as_conversations(messages)
-        options = {**template_options, **(chat_template_kwargs or {}), "add_generation_prompt": add_generation_prompt}
-        if chat_template is not None:
-            options["template"] = chat_template
+        options = chat_options(chat_template, chat_template_kwargs, template_options, add_generation_prompt)
         tokenizer = self.get_tokenizer()
         prompts: list[Any] = [
             chat_prompt(tokenizer, conversation, options, f"conversation {number}: " if several else "")
@@ -273,10 +273,10 @@ class LLM:
         return grown
 
     def _add(self, item: Any, params: SamplingParams, num_drafts: int) -> Request:
-        tokenizer = self._open().tokenizer
+        parts = self._open()
         text, ids = read_prompt(item)
         if ids is None:
-            ids = tokenizer.encode(text)
+            ids = encode_text(parts.tokenizer, text or "", parts.vocab_size)
         with self._lock:
             return self._engine.add_request(ids, params, prompt=text, num_drafts=num_drafts)
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Union
 
+from ms_spec.models.text import check_unicode
+
 Content = Union[str, "list[int]"]
 
 
@@ -73,7 +75,17 @@ def from_record(record: Any, where: str) -> Prompt:
     ids = isinstance(content, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in content)
     if not isinstance(content, str) and not ids:
         raise ValueError(f"{where}: a prompt must be a text or a list of token ids, got {content!r:.60}")
+    if isinstance(content, str):
+        check_unicode(content, f"{where}: the prompt")
     return Prompt(content, sampling)
+
+
+def from_option(text: str) -> Prompt:
+    """The prompt of ``--prompt``; ``-`` is standard input. ValueError for bytes that are no UTF-8."""
+    if text == "-":
+        return read_stdin_prompt()
+    check_unicode(text, "--prompt")
+    return Prompt(text)
 
 
 def read_prompts(source: str | Path) -> list[Prompt]:

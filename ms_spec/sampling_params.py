@@ -30,8 +30,8 @@ class SamplingParams:
     """Sampling of one request. Every fault is a ValueError of one line that names the field.
 
     ``temperature`` 0 is greedy, whatever the filters say. ``top_k`` -1 or 0 is off. ``max_tokens`` None means as many
-    as ``max_model_len`` leaves. ``seed`` None means a fresh one for every request. ``logprobs`` and ``prompt_logprobs``
-    None means none, 0 those of the tokens alone.
+    as ``max_model_len`` leaves; to other fields None gives their default. ``seed`` None means a fresh one for every
+    request. ``logprobs`` and ``prompt_logprobs`` None means none, 0 those of the tokens alone.
     """
 
     n: int = 1
@@ -65,7 +65,8 @@ class SamplingParams:
     def __setattr__(self, name: str, value: Any) -> None:
         """Values are checked together, when the parameters are made and when they are used; names at once."""
         if name in _FIELDS:
-            object.__setattr__(self, name, value)
+            means_default = value is None and name != "max_tokens"
+            object.__setattr__(self, name, _FIELDS[name] if means_default else value)
         elif name not in NEUTRAL:
             raise ValueError(unknown_name("sampling parameter", name, [*_FIELDS, *NEUTRAL]))
         elif not is_neutral(value, NEUTRAL[name]):
@@ -86,9 +87,7 @@ class SamplingParams:
         self.temperature = values.number("temperature", self.temperature, "a number >= 0", 0.0, math.inf)
         self.temperature = min(self.temperature, HOTTEST)
         self.top_p = values.number("top_p", self.top_p, "a number above 0 and at most 1", 0.0, 1.0, open_below=True)
-        self.top_k = values.integer(
-            "top_k", 0 if self.top_k is None else self.top_k, -1, "an integer >= 1, or -1 or 0 for off"
-        )
+        self.top_k = values.integer("top_k", self.top_k, -1, "an integer >= 1, or -1 or 0 for off")
         self.min_p = values.number("min_p", self.min_p, "a number from 0 to 1", 0.0, 1.0)
         self._check_shaping()
         if self.seed is not None:

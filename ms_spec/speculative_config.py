@@ -3,9 +3,10 @@
 # No `from __future__ import annotations`: pydantic evaluates the annotations, on Python 3.9 too.
 from typing import Any, Literal, Optional
 
-from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
 from ms_spec.config_errors import knob, shown
+from ms_spec.config_section import Section
 from ms_spec.errors import unknown_name
 from ms_spec.extraction import METHOD as EXTRACTION
 from ms_spec.extraction import check_speculation, layer_ids
@@ -37,10 +38,8 @@ OWN_FIELDS = {
 """Fields that mean something with some methods only. Their default is allowed with every method."""
 
 
-class SpeculativeConfig(BaseModel):
+class SpeculativeConfig(Section):
     """See the field texts. K is ``num_speculative_tokens``."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, protected_namespaces=())
 
     method: Optional[Literal[METHODS]] = knob(None, "one of " + ", ".join(METHODS))  # type: ignore[valid-type]
     num_speculative_tokens: Optional[int] = knob(None, f"an integer from 1 to {MAX_TOKENS}", ge=1, le=MAX_TOKENS)
@@ -95,7 +94,8 @@ class SpeculativeConfig(BaseModel):
                 )
             if method == "suffix":
                 object.__setattr__(self, "num_speculative_tokens", self.suffix_decoding_max_tree_depth)
-        self._fill_lookup()
+        if method == "ngram":
+            self._fill_lookup()
         if self.rejection_sample_method == "synthetic":
             raise ValueError(
                 "rejection_sample_method = 'synthetic': not available in this version; allowed: standard, block"
@@ -134,7 +134,7 @@ class SpeculativeConfig(BaseModel):
             value = getattr(self, field)
             if method not in methods and value != type(self).model_fields[field].default:
                 raise ValueError(
-                    f"{field} = {value!r}: only for method {', '.join(methods)}, not for '{method}'; remove it"
+                    f"{field} = {value!r:.60}: only for method {', '.join(methods)}, not for '{method}'; remove it"
                 )
 
     def _fill_lookup(self) -> None:

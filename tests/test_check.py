@@ -11,7 +11,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 import tiny_drafts
-from tiny import copy_of, tiny_model
+from tiny import copy_of, tiny_model, tiny_tokenizer
 
 from ms_spec import cli, job
 from ms_spec.models.loading import load
@@ -87,6 +87,7 @@ def test_what_is_not_here_is_unchecked(tmp_path: Path, capsys: Any) -> None:
     [
         (["modle=x"], ["option 'modle'", "did you mean 'model'"]),
         (["model=/nowhere/x"], ["model: '/nowhere/x' is no directory"]),
+        (["tokenizer={larger}"], ["prompt 1: the prompt: the tokenizer makes token", "0 to 511", "model's own"]),
         (["tokenizer=/nowhere/x"], ["tokenizer: '/nowhere/x' is no directory"]),
         (["speculative_config={method: draft_model, model: /no/x, num_speculative_tokens: 2}"], ["model: '/no/x'"]),
         (["speculative_config.num_speculative_token=3"], ["did you mean 'num_speculative_tokens'"]),
@@ -106,6 +107,10 @@ def test_what_is_not_here_is_unchecked(tmp_path: Path, capsys: Any) -> None:
 )
 def test_mistakes_get_one_line(tmp_path: Path, capsys: Any, changes: list[str], words: list[str]) -> None:
     config = run_file(tmp_path, model=str(tiny_model()), speculative_config={"method": "suffix"})
+    if "{larger}" in changes[0]:
+        tiny_tokenizer(tmp_path, 900)
+        (tmp_path / "config.json").write_text("{}")
+        changes = [f"tokenizer={tmp_path}", "prompts=[mou maa mdr mts]"]
     assert cli.run_app(["run", "--check", str(config), *changes]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("ms-spec: error: ") and err.count("\n") == 1, err

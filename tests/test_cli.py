@@ -228,6 +228,7 @@ def test_prompt_files(llm: Any, capsys: Any, tmp_path: Path) -> None:
         (b"\xff\xfe\x00x", ["not UTF-8"]),
         (b'{"prompt": "a"}\n{"prompt": 3}\n', ["line 2", "text or a list of token ids"]),
         (b'{"prompt": "a"}\n{"promt": "b"}\n', ["line 2", "no prompt"]),
+        (b'{"prompt": "a"}\n{"prompt": "a\\ud800"}\n', ["line 2", "not valid Unicode: character 1"]),
         (b'{"prompt": "a"}\n{"prompt": \n', ["line 2", "not valid JSON"]),
         (b'{"prompt": "a", "sampling_params": {"max_tokns": 3}}', ["prompt 1", "max_tokns", "max_tokens"]),
     ],
@@ -236,6 +237,11 @@ def test_wrong_prompt_files(llm: Any, capsys: Any, tmp_path: Path, content: byte
     (tmp_path / "p").write_bytes(content)
     line = refused(capsys, "generate", "--prompts", str(tmp_path / "p"))
     assert all(word in line for word in words), line
+
+
+def test_a_prompt_that_is_no_unicode(llm: Any, capsys: Any) -> None:
+    line = refused(capsys, "generate", "--prompt", "a", "--prompt", b"a\xff".decode("utf-8", "surrogateescape"))
+    assert "--prompt is not valid Unicode: character 1" in line
 
 
 def test_a_prompt_from_stdin(llm: Any, capsys: Any, monkeypatch: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_drafts
 from fake_llm import FakeLLM
 
 from ms_spec import cli, job
@@ -103,12 +104,12 @@ def test_the_table(prompts: str, capsys: Any) -> None:
 def test_all_methods_get_the_same_in_the_same_order(prompts: str, capsys: Any) -> None:
     configs = ['fast={"method": "ngram", "num_speculative_tokens": 2}', '{"method": "ngram", "prompt_lookup_max": 3}']
     options = [part for config in configs for part in ("-sc", config)]
-    line = "--methods none,fast,ngram --model M --dtype float32 --max-model-len 99 --limit 2 --chat"
+    line = "--methods none,fast,ngram --model me/M --dtype float32 --max-model-len 99 --limit 2 --chat"
     sampling = "--max-tokens 9 --temperature 0.5 --top-p 0.9 --top-k 3 --seed 11 --num-speculative-tokens 6"
     code, out, _ = call(capsys, "--prompts", prompts, *line.split(), *sampling.split(), *options)
     assert code == 0 and list(rows(out)) == ["none", "fast", "ngram"] and "K = 2, 6" in out
     assert "temperature 0.5, seed 11" in out
-    shared = {"model": "M", "dtype": "float32", "max_model_len": 99, "max_num_seqs": 1}
+    shared = {"model": "me/M", "dtype": "float32", "max_model_len": 99, "max_num_seqs": 1}
     assert [engine.arguments for engine in FakeLLM.made] == [
         shared,
         {**shared, "speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
@@ -241,7 +242,8 @@ NGRAM = '{"method": "ngram"}'
             ["-sc", 'x={"method": "ngram", "prompt_lookup_min": 9, "prompt_lookup_max": 2}'],
             ["x: ", "prompt_lookup_min"],
         ),
-        (["-sc", 'x={"method": "draft_model", "model": "/nowhere/draft"}'], ["x: ", "no such file", "/nowhere/draft"]),
+        (["-sc", 'x={"method": "draft_model", "model": "/nowhere/draft"}'], ["x: ", "model: '/nowhere/draft' is"]),
+        (["--model", "/nowhere/model"], ["error: model: '/nowhere/model' is no directory"]),
         (["--num-speculative-tokens", "0"], ["--num-speculative-tokens"]),
         (["--limit", "0"], ["--limit"]),
         (["--max-tokens", "0"], ["max_tokens = 0"]),
@@ -265,6 +267,17 @@ def test_mistakes_get_one_line(
     assert (code, out) == (2, "") and err.startswith("ms-spec: error: ") and err.count("\n") == 1, err
     assert all(word in err for word in words), err
     assert not FakeLLM.made and sorted(tmp_path.iterdir()) == before
+
+
+def test_no_method_runs_before_all_are_sound(prompts: str, capsys: Any) -> None:
+    wide = json.dumps({"model": str(tiny_drafts.eagle(hidden=128))})
+    for options, words in (
+        (["--methods", "none,medusa"], "medusa: speculative_config.model: "),
+        (["-sc", f"eagle={wide}"], "eagle: speculative_config.model: "),
+    ):
+        code, out, err = call(capsys, "--prompts", prompts, "--model", str(tiny_drafts.target()), *options)
+        assert (code, out) == (2, "") and err.startswith(f"ms-spec: error: {words}") and err.count("\n") == 1, err
+    assert not FakeLLM.made
 
 
 def test_prompts_are_needed(capsys: Any) -> None:

@@ -15,7 +15,7 @@ from tiny import new_folder, tiny_tokenizer
 
 from ms_spec.models.checkpoint import open_checkpoint
 from ms_spec.models.config import RopeConfig
-from ms_spec.models.drafts import detect_method, open_draft
+from ms_spec.models.drafts import OverrideError, detect_method, open_draft
 from ms_spec.models.drafts.renamed import RenamedCheckpoint
 from ms_spec.models.loading import load
 
@@ -279,6 +279,28 @@ def test_overrides(target):
     refused(["rope_theta: -1"], "eagle3", folder, target, rope_theta=-1)
 
 
+@pytest.mark.parametrize(
+    ("method", "name", "value"),
+    [
+        ("eagle3", "foo", 1),
+        ("eagle3", "rope_theta", "x"),
+        ("eagle3", "rope_scaling", {"rope_type": "linear", "factor": -1}),
+        ("eagle3", "rope_scaling", {"rope_theta": "x"}),
+        ("eagle3", "norm_output", 3),
+        ("eagle3", "eagle_aux_hidden_state_layer_ids", [2, 3, 99]),
+        ("eagle3", "eagle_aux_hidden_state_layer_ids", [2, 3]),
+        ("dflash", "block_size", 10**9),
+        ("dflash", "mask_token_id", -1),
+        ("medusa", "rope_theta", 1.0),
+    ],
+)
+def test_a_wrong_override_is_not_the_files_fault(method, name, value, target):
+    folder = getattr(tiny_drafts, method)()
+    with pytest.raises(OverrideError) as error:
+        open_draft(method, folder, target, {name: value})
+    assert str(error.value).startswith(name) and str(folder) not in str(error.value)
+
+
 def test_too_few_layers_for_the_default_states():
     small = load(str(model(layers=6)))
     refused(["num_hidden_layers: 6", "2, 3, 3", "eagle_aux_hidden"], "eagle3", tiny_drafts.eagle3(), small)
@@ -290,7 +312,7 @@ def test_too_few_layers_for_the_default_states():
     [
         ({"target_hidden": 32}, {}, ["hidden_size: 32", "64 wide"]),
         ({"hidden": 48, "target_hidden": 32}, {}, ["target_hidden_size: 32", "64 wide"]),
-        ({"aux": 2}, {}, ["fc.weight: takes 128 numbers", "3 states of the target (2, 3, 4)", "3 * 64 = 192"]),
+        ({"aux": 2}, {}, ["fc.weight takes 128 numbers", "3 states of the target (2, 3, 4)", "3 * 64 = 192"]),
         ({"vocab": 100}, {}, ["vocab_size: 100", "128"]),
         ({"aux_ids": [2, 3, 8]}, {}, ["eagle_aux_hidden_state_layer_ids: 8", "which has 7; allowed: 0 to 7"]),
         ({"aux_ids": [3, 2, 4]}, {}, ["[3, 2, 4] does not rise"]),
@@ -313,7 +335,9 @@ def test_eagle3_that_does_not_fit(options, fields, words, target):
     [
         ([], {"d2t": np.full(48, V)}, ["d2t[i] + i: 128 is no token id of the target; allowed: 0 to 127"]),
         ([], {"d2t": np.arange(-1, 47)}, ["d2t[i] + i: -1 is no token id"]),
-        ([], {"d2t": np.zeros(40, np.int64)}, ["d2t: has 40 entries for the 48 rows of lm_head.weight"]),
+        ([], {"d2t": np.zeros(40, np.int64)}, ["d2t: has shape [40]; expected [48], as lm_head.weight has 48 rows"]),
+        ([], {"d2t": np.zeros((48, 1), np.int64)}, ["d2t: has shape [48, 1]; expected [48]"]),
+        ([], {"d2t": zeros(48)}, ["tensor d2t has dtype F32"]),
         (["d2t"], {}, ["lm_head.weight rows (there is no d2t): 48", "128"]),
         (["lm_head.weight"], {}, ["draft_vocab_size (there is no lm_head.weight): 48", "128"]),
         (["fc.weight"], {}, ["no tensor fc.weight"]),
@@ -324,6 +348,10 @@ def test_eagle3_that_does_not_fit(options, fields, words, target):
 def test_tensors_of_eagle3_that_do_not_fit(remove, tensors, words, target):
     folder = edit_tensors(tiny_drafts.eagle3(layout="specforge"), remove, **tensors)
     refused([str(folder), *words], "eagle3", folder, target)
+    if not (words[0].startswith("draft_vocab_size") or "midlayer.hidden_norm.weight" in remove):
+        with pytest.raises(ValueError) as error:
+            open_draft("eagle3", folder, target)
+        assert "config.json" not in str(error.value)
 
 
 def test_ties_to_own_embeddings(target):

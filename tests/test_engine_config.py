@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ms_spec.config import EngineConfig
+from ms_spec.config import CompilationConfig, EngineConfig, RejectionSamplerConfig, SpeculativeConfig
 from ms_spec.errors import ConfigError
 from ms_spec.limits import limits_for, total_memory
 from ms_spec.vllm_arguments import NEUTRAL
@@ -301,3 +301,39 @@ def test_imports_nothing_heavy():
     code = f"import sys, ms_spec.config, ms_spec.engine, ms_spec.llm; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"dtype": "\ud800"}, "dtype = "),
+        ({"quantization": "x" * 5000}, "quantization = "),
+        ({"speculative_config": {"method": "draft_model", "model": "x" * 5000}}, "num_speculative_tokens is missing"),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "model": "x" * 5000}}, "model = "),
+        ({"x" * 5000: 1}, "argument"),
+    ],
+)
+def test_an_error_can_be_printed_whatever_was_given(arguments, words):
+    with pytest.raises(ConfigError, match=words) as error:
+        EngineConfig.parse("m", **arguments)
+    assert len(str(error.value).encode()) < 1200
+
+
+@pytest.mark.parametrize(
+    ("wrap", "names"),
+    [
+        (lambda fields: fields, EngineConfig.model_fields),
+        (lambda fields: spec(method="suffix", **fields), set(SpeculativeConfig.model_fields) - {"method"}),
+        (lambda fields: {"compilation_config": fields}, CompilationConfig.model_fields),
+        (lambda fields: sampler(**fields), RejectionSamplerConfig.model_fields),
+    ],
+)
+def test_none_means_the_default(wrap, names):
+    for name in names:
+        without = {"speculative_config": {"method": "suffix"}} if name == "num_speculative_tokens" else wrap({})
+        assert EngineConfig.parse(**wrap({name: None})) == EngineConfig.parse(**without), name
+
+
+def test_a_section_that_was_checked_is_taken_again():
+    section = EngineConfig.parse(**spec(method="suffix")).speculative_config
+    assert EngineConfig.parse(speculative_config=section).speculative_config == section

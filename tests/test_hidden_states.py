@@ -468,6 +468,7 @@ NAME = "speculative_config.draft_model_config.hf_config.eagle_aux_hidden_state_l
         (transfer(kv_connector_extra_config=3), "kv_connector_extra_config = 3: must be a dict"),
         (extra(), "shared_storage_path is missing; it must be the folder"),
         (extra(shared_storage_path=""), 'shared_storage_path = "": must be a folder'),
+        (extra(shared_storage_path="/tmp/\ud800"), r"shared_storage_path = \S+: must be a folder"),
         (extra(shared_storage_path=3), "shared_storage_path = 3: must be a folder"),
         (extra(shared_storag_path="x"), "'shared_storag_path' is unknown; did you mean 'shared_storage_path'"),
         (extra(shared_storage_path="x", num_writer_threads=0), "num_writer_threads = 0: must be an integer from 1 to"),

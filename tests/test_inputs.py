@@ -133,6 +133,35 @@ def test_chat_options_reach_the_template():
         engine.chat([GOOD, GOOD], greedy(2), chat_template="none")
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"chat_template_kwargs": 3}, "chat_template_kwargs = 3: must be a dict"),
+        ({"chat_template_kwargs": {"messages": 3}}, "chat_template_kwargs.messages: give it as chat's own argument"),
+        ({"chat_template_kwargs": {"template": "x"}}, "own argument chat_template"),
+        ({"template": "x"}, "own argument chat_template"),
+        ({"chat_template_kwargs": {3: 1}}, "chat_template_kwargs has the name 3: must be a text"),
+        ({"add_generation_prompt": "no"}, "add_generation_prompt = 'no': must be True or False"),
+    ],
+)
+def test_wrong_chat_options_are_named(options, words):
+    with pytest.raises(ValueError, match=words):
+        make().chat(GOOD, greedy(2), **options)
+
+
+class Deaf(Letters):
+    def encode(self, text, add_special_tokens=True):
+        return []
+
+
+def test_a_text_without_tokens_is_said_to_be_one():
+    engine = make()
+    engine._parts.tokenizer = Deaf()
+    for ask in (lambda: engine.generate("\N{SNOWMAN}", greedy(2)), lambda: engine.chat(GOOD, greedy(2))):
+        with pytest.raises(RequestError, match="the tokenizer makes no token of it"):
+            ask()
+
+
 def test_parameters_are_checked_when_they_are_used():
     engine = make()
     for name, value in (("temperature", -5), ("max_tokens", 0), ("top_p", 2), ("stop", [""]), ("n", 10**9)):
@@ -208,8 +237,14 @@ def test_a_budget_without_room_for_drafts_is_told(caplog):
 
 
 def test_a_chat_prompt_of_the_command_line_fails_alone(monkeypatch, capsys):
+    def render_chat(self, messages, add_generation_prompt=True):
+        if messages[0]["content"] == "b":
+            raise ValueError("messages: the chat template refuses them: b")
+        return messages[0]["content"]
+
+    monkeypatch.setattr(Letters, "render_chat", render_chat)
     monkeypatch.setattr(job, "make_llm", lambda arguments: make())
-    code = cli.run_app(["generate", "--chat", "--json", "-p", "a", "-p", "\udce9", "--max-tokens", "4"])
+    code = cli.run_app(["generate", "--chat", "--json", "-p", "a", "-p", "b", "--max-tokens", "4"])
     out, err = capsys.readouterr()
-    assert code == 2 and '"prompt": "\\udce9"' in out.splitlines()[1]
-    assert err.count("\n") == 1 and "prompt 2: the conversation is not valid Unicode" in err
+    assert code == 2 and '"prompt": "b"' in out.splitlines()[1]
+    assert err.count("\n") == 1 and "prompt 2: messages: the chat template refuses them" in err

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from engines import Counted, alone, copying_model, counting_model, greedy, idle, llm, run, sampled, token_ids
 from safetensors.torch import load_file, save_file
-from tiny import copy_of, tiny_model
+from tiny import copy_of, new_folder, tiny_model, tiny_tokenizer
 
 from ms_spec import LLM, SamplingParams
+from ms_spec.errors import EngineError
 
 K = 5
 LOOP = [7, 9, 11, 13] * 6
@@ -151,6 +152,17 @@ def test_a_bad_request_fails_alone():
     assert idle(ngram())
 
 
+def test_a_tokenizer_that_is_larger_than_the_model(caplog):
+    folder = new_folder()
+    tiny_tokenizer(folder, 900)
+    (folder / "config.json").write_text("{}")
+    with LLM(str(tiny_model()), tokenizer=str(folder), max_num_seqs=1, max_model_len=32) as engine:
+        assert "tokenizer: has 900 tokens, the model 512" in caplog.text
+        outputs = engine.generate(["mou maa mdr mts", [1, 2, 3]], greedy(2), use_tqdm=False)
+    assert "the tokenizer makes token" in outputs[0].error and "the model's own tokenizer" in outputs[0].error
+    assert len(outputs[1].outputs[0].token_ids) == 2
+
+
 def test_logits_that_are_not_finite_end_only_their_request():
     """One embedding is NaN: who has it in the prompt, or comes to say it, ends with an error after its good tokens."""
     clean = tiny_model("llama")
@@ -172,6 +184,8 @@ def test_logits_that_are_not_finite_end_only_their_request():
         assert outputs[2].outputs[0].token_ids == wanted[2][: place + 1]
         assert outputs[4].outputs[0].token_ids == []
         assert "not finite" in outputs[2].error and "not finite" in outputs[4].error
+        with pytest.raises(EngineError, match="not finite"):
+            engine.generate([5, poison, 6], greedy(30), use_tqdm=False)
         assert idle(engine)
 
 

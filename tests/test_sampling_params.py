@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from copy import deepcopy
 
@@ -30,12 +31,12 @@ def test_defaults():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *[("temperature", value) for value in (-1, math.nan, math.inf, "x", True, None)],
+        *[("temperature", value) for value in (-1, math.nan, math.inf, "x", True)],
         *[("top_p", value) for value in (0, 0.0, 1.1, -1, math.nan, "1")],
         *[("top_k", value) for value in (-2, 1.5, "3", True)],
         *[("min_p", value) for value in (-0.1, 1.1, math.nan)],
         *[("max_tokens", value) for value in (0, -1, 1.5, "5", True)],
-        *[("min_tokens", value) for value in (-1, 1.5, None)],
+        *[("min_tokens", value) for value in (-1, 1.5)],
         *[("seed", value) for value in ("a", 1.5, -1, 2**64, True)],
         *[("n", value) for value in (0, -1, 1.0, "2", 10**9)],
         *[("temperature", value) for value in (10**400, [1])],
@@ -84,8 +85,9 @@ def test_neutral_and_convenient_values():
     assert SamplingParams(seed=0).seed == 0
     assert SamplingParams(seed=2**64 - 1).seed == 2**64 - 1
     assert SamplingParams(max_tokens=np.int64(3), temperature=np.float32(0.5)).max_tokens == 3
-    for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words", "logprobs"):
-        assert SamplingParams(**{name: None}) == SamplingParams()
+    for field in dataclasses.fields(SamplingParams):
+        if field.name != "max_tokens":
+            assert SamplingParams(**{field.name: None}) == SamplingParams()
     assert SamplingParams(logit_bias={"3": 1, np.int64(4): 2}).logit_bias == {3: 1.0, 4: 2.0}
     assert SamplingParams(logit_bias={}, bad_words=[], logprobs=False) == SamplingParams()
     assert SamplingParams(allowed_token_ids={3, 1}).allowed_token_ids == [1, 3]

@@ -211,3 +211,20 @@ def test_four_processes_on_a_read_only_directory(own_cache):
     assert len({p.communicate()[0] for p in running}) == 1 and not any(p.returncode for p in running)
     folder.chmod(0o755)
     assert sorted(p.name for p in folder.iterdir()) == before
+
+
+def test_a_damaged_copy_of_ones_own_can_be_removed(own_cache):
+    file = sources._kept(sources.ALIASES[sources.DEFAULT_MODEL])
+    assert own_cache in file.parents
+    file.parent.mkdir(parents=True)
+    file.write_bytes(tiny_gguf(tiny_model("llama"), "llama").read_bytes()[:-8])
+    with pytest.raises(ValueError, match=r"truncated: .*; `ms-spec cache --clear models` removes this copy"):
+        load(sources.DEFAULT_MODEL)
+    assert user_cache.clear_cache(["models"]) and not file.exists()
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "~nobody-of-this-name/x", "\ud800"])
+def test_names_that_can_be_no_path(name):
+    with pytest.raises(ValueError, match=r"^model: ") as error:
+        resolve(name)
+    assert len(str(error.value).encode()) < 400

@@ -355,6 +355,7 @@ def test_chat_faults_are_one_line():
     refused("has none .a base model.*; write the prompt out", tokenizer=none)
     refused("only user", template="{{ raise_exception('only user') }}")
     refused("line 1", template="{% if %}")
+    refused("chat_template = 3: must be Jinja text", template=3)
     refused("expected an object with role", messages=["Hi"])
     refused("is empty", messages=[])
     refused("", template="{{ messages.append(1) }}")

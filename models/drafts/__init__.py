@@ -17,6 +17,7 @@ from ms_spec.models.drafts.draft import Draft
 from ms_spec.models.drafts.draft_files import OVERRIDES, DraftFiles
 from ms_spec.models.drafts.eagle import EagleShape
 from ms_spec.models.drafts.eagle3 import Eagle3Shape
+from ms_spec.models.drafts.errors import OverrideError
 from ms_spec.models.drafts.medusa import MedusaShape
 from ms_spec.models.drafts.mtp import MtpShape
 from ms_spec.models.loading import Loaded
@@ -32,6 +33,7 @@ __all__ = [
     "LayerShape",
     "MedusaShape",
     "MtpShape",
+    "OverrideError",
     "detect_method",
     "open_draft",
 ]
@@ -58,12 +60,13 @@ def open_draft(
             are what public configs have wrong most often.
 
     Raises:
+        OverrideError: an override cannot be, or has a wrong value; the line begins with its name.
         ValueError: one line with the file, the field, its value and what would fit.
     """
     if method not in METHODS:
         raise ValueError(f"method {method!r} has no draft checkpoint; those with one: {', '.join(METHODS)}")
     if overrides and method not in _WITH_CONFIG:
-        raise ValueError(f"{sorted(overrides)[0]}: cannot be overridden with method {method!r}; leave it out")
+        raise OverrideError(f"{next(iter(overrides))}: cannot be overridden with method {method!r}; leave it out")
     source = None if model is None else _resolved(model)
     return _read(method, source, target, overrides)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ms_spec.models.config import LayerShape, boolean, integer
+from ms_spec.models.config import FieldError, LayerShape, boolean, integer
 from ms_spec.models.drafts import target_fit
 from ms_spec.models.drafts.decoder_layers import layer_fields, numbered
 from ms_spec.models.drafts.draft import Draft
@@ -69,9 +69,7 @@ def read(files: DraftFiles, target: Loaded) -> Draft:
         features = _features(files, tensors, layers, width, target)
         embeddings = target_fit.own_embedding(tensors, target, width)
         head = read_head(files.config, tensors, embeddings, width, target)
-        block = _integer(files.config, "block_size", 8 if files.speculators else 16)
-        if block < 2:
-            raise ValueError(f"block_size: {block} leaves nothing to draft; expected 2 or more")
+        block = _block(files.config, 8 if files.speculators else 16, target)
         mask = _mask(files.config, target)
         sight = _sight(files.config, layers)
     shape = DflashShape(
@@ -109,14 +107,24 @@ def _field(config: dict[str, Any], name: str) -> Any:
     return (config.get("dflash_config") or {}).get(name) if value is None else value
 
 
-def _integer(config: dict[str, Any], name: str, default: int) -> int:
-    return integer({name: _field(config, name)}, name, default)
+def _block(config: dict[str, Any], default: int, target: Loaded) -> int:
+    block, most = (
+        integer({"block_size": _field(config, "block_size")}, "block_size", default),
+        target.config.max_position_embeddings,
+    )
+    if not 2 <= block <= most:
+        raise FieldError(
+            "block_size", f"{block}; expected 2 (which drafts one token) to {most}, the target's positions"
+        )
+    return block
 
 
 def _mask(config: dict[str, Any], target: Loaded) -> int:
     mask, vocab = _field(config, "mask_token_id"), target.config.vocab_size
     if isinstance(mask, bool) or not isinstance(mask, int) or not 0 <= mask < vocab:
-        raise ValueError(f"mask_token_id: {mask!r} is no row of the target's embeddings; allowed: 0 to {vocab - 1}")
+        raise FieldError(
+            "mask_token_id", f"{mask!r:.60} is no row of the target's embeddings; allowed: 0 to {vocab - 1}"
+        )
     return mask
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ms_spec.models.checkpoint import Checkpoint, open_checkpoint
+from ms_spec.models.config import FieldError
+from ms_spec.models.drafts.errors import OverrideError, TensorError
 from ms_spec.models.tokenizer import read_json
 
 OVERRIDES = (
@@ -27,7 +29,8 @@ class DraftFiles:
     """``config`` is config.json with the nesting of speculators' undone (``transformer_layer_config`` on top level).
 
     Raises:
-        ValueError: no config.json, an override that is none of OVERRIDES, or quantised weights.
+        OverrideError: an override that is none of OVERRIDES.
+        ValueError: no config.json, or quantised weights.
     """
 
     def __init__(self, folder: Path, overrides: Mapping[str, Any] | None = None) -> None:
@@ -37,8 +40,9 @@ class DraftFiles:
         if not found:
             raise ValueError(f"{self.file}: missing or empty; a draft checkpoint comes with its config.json")
         self.speculators: str | None = found.get("speculators_model_type")
+        self._overrides = overrides or {}
         with self.naming():
-            self.config = _with(_flat(found), overrides or {})
+            self.config = _with(_flat(found), self._overrides)
             for name in ("eagle_config", "dflash_config", "speculators_config"):
                 if not isinstance(self.config.get(name, {}), (Mapping, type(None))):
                     raise ValueError(f"{name}: {self.config[name]!r:.60}; expected an object")
@@ -51,10 +55,14 @@ class DraftFiles:
 
     @contextlib.contextmanager
     def naming(self) -> Iterator[None]:
-        """Puts the config's path before what goes wrong inside."""
+        """Puts the config's path before what goes wrong inside, unless the fault is another's."""
         try:
             yield
+        except (OverrideError, TensorError):
+            raise
         except ValueError as error:
+            if isinstance(error, FieldError) and error.field.partition(".")[0] in self._overrides:
+                raise OverrideError(str(error)) from None
             raise ValueError(f"{self.file}: {error}") from None
 
     def suggested_tokens(self) -> int | None:
@@ -75,7 +83,7 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
 def _with(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     for name in overrides:
         if name not in OVERRIDES:
-            raise ValueError(f"{name}: cannot be overridden; allowed: {', '.join(OVERRIDES)}")
+            raise OverrideError(f"{name}: cannot be overridden; allowed: {', '.join(OVERRIDES)}")
     inner = config.get("rope_parameters")
     if isinstance(inner, Mapping) and {"rope_theta", "rope_scaling"} & set(overrides):
         # transformers 5 keeps base and scaling together; taken apart, one can be replaced without the other

@@ -11,6 +11,7 @@ import numpy as np
 from ms_spec.models.checkpoint import Checkpoint
 from ms_spec.models.config import boolean, integer
 from ms_spec.models.drafts import target_fit
+from ms_spec.models.drafts.errors import of_tensors
 from ms_spec.models.drafts.renamed import RenamedCheckpoint
 from ms_spec.models.loading import Loaded
 
@@ -47,10 +48,11 @@ def read_head(
     there, vocab = tensors.names(), target.config.vocab_size
     if _HEAD in there:
         rows = tensors.shape(_HEAD)[0]
-        if "d2t" in there:
-            ids = target_fit.target_ids(tensors.read_int("d2t"), rows, "d2t", target)
-        else:
-            ids = target_fit.head_ids(rows, f"{_HEAD} rows (there is no d2t)", target)
+        with of_tensors(tensors.location):
+            if "d2t" in there:
+                ids = target_fit.target_ids(tensors.read_int("d2t"), rows, "d2t", target)
+            else:
+                ids = target_fit.head_ids(rows, f"{_HEAD} rows (there is no d2t)", target)
         own = ids is not None or rows != vocab or target_fit.differs(tensors, _HEAD, target, _HEAD)
         return DraftHead(_HEAD if own else None, min(rows, vocab), ids)
     said = integer(config, "draft_vocab_size", vocab)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ms_spec.models.checkpoint import Checkpoint
+from ms_spec.models.drafts.errors import TensorError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,5 +51,5 @@ class RenamedCheckpoint:
 
     def _stored(self, name: str) -> str:
         if name not in self._names:
-            raise ValueError(f"{self.location}: there is no tensor {name}")
+            raise TensorError(f"{self.location}: there is no tensor {name}")
         return self._names[name]

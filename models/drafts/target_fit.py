@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 
 from ms_spec.models.checkpoint import Checkpoint
+from ms_spec.models.config import FieldError
+from ms_spec.models.drafts.errors import of_tensors
+from ms_spec.models.drafts.renamed import RenamedCheckpoint
 from ms_spec.models.loading import Loaded
 
 _MOST_PADDING, _MULTIPLE = 1024, 64
@@ -58,7 +61,7 @@ def differs(checkpoint: Checkpoint, name: str, target: Loaded, name_there: str) 
     )
 
 
-def own_embedding(checkpoint: Checkpoint, target: Loaded, width: int) -> bool:
+def own_embedding(checkpoint: RenamedCheckpoint, target: Loaded, width: int) -> bool:
     """Whether ``embed_tokens.weight`` has to be loaded; if not, the target's embeddings serve.
 
     ``width``: of the drafter's embeddings.
@@ -68,7 +71,8 @@ def own_embedding(checkpoint: Checkpoint, target: Loaded, width: int) -> bool:
         check_width(width, "hidden_size (without embed_tokens.weight)", target)
         return False
     rows = checkpoint.shape(name)[0]
-    check_vocabulary(rows, f"{name} rows", target)
+    with of_tensors(checkpoint.location):
+        check_vocabulary(rows, f"{name} rows", target)
     if rows != vocab:  # padded another way: a copy, or as good as one
         check_width(width, f"hidden_size (embed_tokens.weight has {rows} rows for {vocab} tokens)", target)
         return False
@@ -82,14 +86,14 @@ def states(given: Any, field: str, shift: int, target: Loaded) -> tuple[int, ...
     """
     layers = target.config.num_layers
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
-        raise ValueError(f"{field}: {given!r}; expected a list of layer ids")
+        raise FieldError(field, f"{given!r:.60}; expected a list of layer ids")
     for i in given:
         if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i + shift <= layers:
-            raise ValueError(
-                f"{field}: {i!r} is no layer of the target, which has {layers}; allowed: 0 to {layers - shift}"
+            raise FieldError(
+                field, f"{i!r:.60} is no layer of the target, which has {layers}; allowed: 0 to {layers - shift}"
             )
     if any(a >= b for a, b in zip(given, given[1:])):
-        raise ValueError(f"{field}: {list(given)} does not rise; give every layer once, the lowest first")
+        raise FieldError(field, f"{list(given)} does not rise; give every layer once, the lowest first")
     return tuple(i + shift for i in given)
 
 
@@ -114,16 +118,19 @@ def check_taken(width: int, layers: Sequence[int], target: Loaded) -> None:
     """Raises unless ``fc.weight`` is as wide as the states that it is to be fed."""
     one = target.config.hidden_size
     if width != len(layers) * one:
-        raise ValueError(
-            f"fc.weight: takes {width} numbers, but {len(layers)} states of the target ({', '.join(map(str, layers))}) "
-            f"have {len(layers)} * {one} = {len(layers) * one}; name the right ones with {_AUX}"
+        raise FieldError(
+            _AUX,
+            f"fc.weight takes {width} numbers, but {len(layers)} states of the target ({', '.join(map(str, layers))}) "
+            f"have {len(layers)} * {one} = {len(layers) * one}; name the right ones",
         )
 
 
 def target_ids(offsets: np.ndarray, rows: int, name: str, target: Loaded) -> np.ndarray | None:
     """``d2t`` (target id minus draft id) -> int32 [rows], the target's id of each draft id; None: they are the same."""
     if offsets.shape != (rows,):
-        raise ValueError(f"{name}: has {offsets.size} entries for the {rows} rows of lm_head.weight")
+        raise ValueError(
+            f"{name}: has shape {list(offsets.shape)}; expected [{rows}], as lm_head.weight has {rows} rows"
+        )
     return absolute_ids(np.arange(rows) + offsets, f"{name}[i] + i", target)
 
 
