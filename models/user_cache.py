@@ -41,15 +41,17 @@ class CacheEntry:
 
 
 def cache_entries() -> list[CacheEntry]:
-    """One entry for each of KINDS, also where nothing is kept."""
-    entries = []
+    """One entry for each of KINDS, also where nothing is kept. ValueError where the root is no folder."""
+    root, entries = cache_root(), []
+    if root.exists() and not root.is_dir():
+        raise ValueError(f"cache: {root} is no folder; set MS_SPEC_CACHE to one")
     for kind in KINDS:
         sizes = []
-        for file in (cache_root() / kind).rglob("*"):
+        for file in (root / kind).rglob("*"):
             with contextlib.suppress(OSError):
                 if file.is_file():
                     sizes.append(file.stat().st_size)
-        entries.append(CacheEntry(kind, cache_root() / kind, len(sizes), sum(sizes)))
+        entries.append(CacheEntry(kind, root / kind, len(sizes), sum(sizes)))
     return entries
 
 

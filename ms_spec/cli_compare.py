@@ -121,6 +121,10 @@ def _target(option: str, name: Optional[str], suffixes: Sequence[str]) -> Option
     if name is None:
         return None
     path = Path(name).expanduser()
+    if path.name.lower() in suffixes:
+        raise ConfigError(
+            f"{option}: {name!r:.60} is an ending only; give the name of a file, such as figures{path.name}"
+        )
     if path.suffix.lower() not in suffixes:
         raise ConfigError(f"{option}: {name!r} must end in {' or '.join(suffixes)}")
     if path.is_dir():

@@ -107,7 +107,7 @@ class EngineConfig(Section):
     kv_cache_memory_bytes: Optional[int] = knob(None, "an integer >= 1 (bytes)", ge=1)
     num_gpu_blocks_override: Optional[int] = knob(None, "an integer >= 1 (KV blocks)", ge=1)
     tensor_parallel_size: int = knob(1, "an integer >= 1", ge=1)
-    data_parallel_size: Literal[1] = knob(1, "1")
+    data_parallel_size: int = knob(1, "1", ge=1, le=1)
     enable_expert_parallel: bool = knob(False, "true or false")
     enable_chunked_prefill: Optional[bool] = knob(None, "true (prompts are always chunked)")
     enable_prefix_caching: Optional[bool] = knob(None, "true or false")

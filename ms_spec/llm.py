@@ -219,6 +219,9 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __reduce__(self) -> Any:
+        raise TypeError("an LLM cannot be pickled or copied: it holds a model; make one in the process that uses it")
+
     # The loop
 
     def _open(self) -> Parts:

@@ -66,7 +66,9 @@ def from_record(record: Any, where: str) -> Prompt:
             raise ValueError(f"{where}: no prompt; expected one of prompt, text, prompt_token_ids, turns")
         content = record[names[0]]
         if names[0] == "turns":
-            content = content[0] if isinstance(content, list) and content else None
+            if not isinstance(content, list) or not content:
+                raise ValueError(f"{where}: turns must be a list with at least one text, got {content!r:.60}")
+            content = content[0]
         sampling = record.get("sampling_params") or {}
         if not isinstance(sampling, dict):
             raise ValueError(f"{where}: sampling_params must be an object, got {type(sampling).__name__}")

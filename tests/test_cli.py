@@ -227,6 +227,7 @@ def test_prompt_files(llm: Any, capsys: Any, tmp_path: Path) -> None:
         (b"GGUF\0\1", ["binary"]),
         (b"\xff\xfe\x00x", ["not UTF-8"]),
         (b'{"prompt": "a"}\n{"prompt": 3}\n', ["line 2", "text or a list of token ids"]),
+        (b'{"prompt": "a"}\n{"turns": []}\n', ["line 2: turns must be a list with at least one text, got []"]),
         (b'{"prompt": "a"}\n{"promt": "b"}\n', ["line 2", "no prompt"]),
         (b'{"prompt": "a"}\n{"prompt": "a\\ud800"}\n', ["line 2", "not valid Unicode: character 1"]),
         (b'{"prompt": "a"}\n{"prompt": \n', ["line 2", "not valid JSON"]),
@@ -277,6 +278,14 @@ def test_cache_lists_and_clears(capsys: Any, tmp_path: Path, monkeypatch: Any) -
     (tmp_path / "weights").symlink_to(tmp_path / "elsewhere")  # what cannot be removed, whoever runs the tests
     code, out, err = call(capsys, "cache", "--clear")
     assert (code, out) == (1, "") and err.startswith("ms-spec: error: ") and err.count("\n") == 1, err
+
+
+def test_a_cache_that_is_no_folder(capsys: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MS_SPEC_CACHE", str(tmp_path / "file"))
+    for options in ([], ["--clear"]):
+        code, out, err = call(capsys, "cache", *options)
+        assert (code, out) == (2, "") and "file is no folder; set MS_SPEC_CACHE to one" in err
 
 
 def test_help_and_version(capsys: Any) -> None:

@@ -249,6 +249,7 @@ NGRAM = '{"method": "ngram"}'
         (["--max-tokens", "0"], ["max_tokens = 0"]),
         (["--dtype", "int3"], ["dtype", "int3"]),
         (["--plot", "/nowhere/x.png"], ["--plot: no such folder: /nowhere"]),
+        (["--plot", ".png"], ["--plot", "'.png' is an ending only", "figures.png"]),
         (["--plot", "x.gif"], ["--plot", "must end in .png"]),
         (["--plot", "{tmp}"], ["--plot", "must end in .png"]),
         (["--plot", "{tmp}/folder.png"], ["--plot", "is a folder"]),

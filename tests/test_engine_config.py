@@ -64,6 +64,7 @@ WRONG = [
         spec(num_speculative_tokens=0),
         "speculative_config.num_speculative_tokens = 0: must be an integer from 1 to 4096; use 1",
     ),
+    ({"data_parallel_size": True}, "data_parallel_size = true: must be 1"),
     (spec(num_speculative_tokens=True), "num_speculative_tokens = true"),
     (spec(num_speculative_tokens="4"), "num_speculative_tokens = .4.: must be an integer from 1 to 4096; use 4"),
     (spec(prompt_lookup_min=5, prompt_lookup_max=2), "prompt_lookup_min = 5: must be <= prompt_lookup_max = 2"),

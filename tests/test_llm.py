@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 import threading
 
@@ -217,6 +219,12 @@ def test_metrics_and_close():
     llm.close()
     with pytest.raises(RuntimeError, match="closed"):
         llm.generate([1, 2])
+
+
+def test_an_llm_cannot_be_pickled():
+    for use in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="an LLM cannot be pickled or copied"):
+            use(make())
 
 
 def test_wrong_arguments_come_before_the_model():
