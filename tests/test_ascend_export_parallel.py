@@ -20,10 +20,10 @@ def test_a_workers_graphs(tmp_path):
     """Four workers, so that two have the same key head."""
     size, buckets = 4, Buckets((2,), (K + 1,))
     files = export("Qwen3ForCausalLM", tmp_path, 64, buckets=buckets, chunks=(64,), shard=Shard(1, size))
-    for path in files.values():
+    for (kind, _, _), path in files.items():
         graph = Graph(path)
-        # The embeddings, two sums in each layer, the logits.
-        assert graph.count["AllGather"] == 2 * LAYERS + 2
+        # The embeddings, two sums in each layer, the logits, and those of a prompt that is scored.
+        assert graph.count["AllGather"] == 2 * LAYERS + 2 + (kind == "prefill")
         assert graph.count["FusedInferAttentionScore"] == graph.count["ReshapeAndCache"] == LAYERS
         assert set(graph.count) <= STRUCTURE | FUSED | DOCUMENTED | TOGETHER, set(graph.count)
         for call in graph.calls("FusedInferAttentionScore"):
