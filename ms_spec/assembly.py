@@ -7,20 +7,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ms_spec.config import EngineConfig
-from ms_spec.draft_choice import choose_draft
-from ms_spec.errors import ConfigError
+from ms_spec.fitting import fit
 from ms_spec.hidden_states import open_sink
-from ms_spec.limits import Limits, device_of, model_limits
+from ms_spec.limits import Limits, device_of
 from ms_spec.models.ops import select
-from ms_spec.models.parallel import Shard, sizes_near, unshared
 from ms_spec.parts import Parts
 from ms_spec.proposers.registry import build_host_proposer
 from ms_spec.runtime import graph_thread, setup_mindspore
-from ms_spec.world import launch_command, world
+from ms_spec.world import world
 
 if TYPE_CHECKING:
     from ms_spec.group import Group
-    from ms_spec.models.config import LayerShape
     from ms_spec.models.drafts import Draft
     from ms_spec.models.loading import Loaded
     from ms_spec.runner import ModelRunner
@@ -82,30 +79,12 @@ def assemble_part(config: EngineConfig, group: Group, engine: int) -> ModelRunne
 
 
 def _found(config: EngineConfig) -> tuple[EngineConfig, Loaded, Draft | None, Limits]:
-    """What is on disk, and what comes of it: the configuration without gaps, the model, the draft, the sizes."""
+    """What is on disk, and what comes of it."""
     from ms_spec.models.loading import load
 
     loaded = load(config.model, config.tokenizer)
-    _check_parts(loaded.config, config.tensor_parallel_size, "tensor_parallel_size")
-    config, draft = choose_draft(config, loaded)
-    numbers = 0
-    if draft is not None:
-        ranks = config.draft_ranks
-        if ranks > 1:
-            _check_parts(draft.shape, ranks, "speculative_config.draft_tensor_parallel_size")
-        numbers = draft.part(Shard(0, ranks)).kv_numbers
-    return config, loaded, draft, model_limits(config, loaded.config, numbers)
-
-
-def _check_parts(shape: LayerShape, size: int, field: str) -> None:
-    """Raises ConfigError, with what works, where ``size`` workers cannot share the layers."""
-    sizes = sizes_near(shape, size)
-    if size not in sizes:
-        works = ", ".join(map(str, sizes))
-        fix = f"nearest sizes that work: {works}; set one, and start it with: {launch_command(sizes[-1])}"
-        if field != "tensor_parallel_size":
-            fix = "use 1: every worker then has the whole draft"
-        raise ConfigError(f"{field} = {size}: {unshared(shape, size)} cannot be shared out to {size} workers; {fix}")
+    config, draft, limits = fit(config, loaded)
+    return config, loaded, draft, limits
 
 
 def _build(

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ms_spec.config import EngineConfig
-from ms_spec.draft_choice import choose_draft
 from ms_spec.engine import Engine
 from ms_spec.errors import ConfigError
 from ms_spec.extraction import FOLDER, storage
+from ms_spec.fitting import fit
 from ms_spec.inputs import encode_text, read_prompt
 from ms_spec.job import DEFAULT_SAMPLING, Job, encode_prompt
 from ms_spec.limits import Limits, device_of, model_limits
@@ -75,11 +75,12 @@ def preview(config: EngineConfig) -> Preview:
     source = here["model"]
     if source is None:
         return Preview(config, absent, None, None)
-    target, draft = Loaded(source, config.tokenizer), None
+    target = Loaded(source, config.tokenizer)
     target.checkpoint.names()  # the files are there, and whole
-    if not absent:  # whether a draft fits may be a question of the tokenizer
-        config, draft = choose_draft(config, target)
-    return Preview(config, absent, target, model_limits(config, target.config, draft.kv_numbers if draft else 0))
+    if absent:  # whether a draft fits may be a question of the tokenizer
+        return Preview(config, absent, target, model_limits(config, target.config))
+    config, _, limits = fit(config, target)
+    return Preview(config, absent, target, limits)
 
 
 def _check_places(run: Run, config: EngineConfig) -> None:

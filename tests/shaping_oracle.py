@@ -6,6 +6,14 @@ from collections import Counter
 
 import numpy as np
 
+COMMON_WISHES = [
+    {"frequency_penalty": -2.0},
+    {"frequency_penalty": 2.0},
+    {"presence_penalty": 1.5, "repetition_penalty": 1.3},
+    {"logit_bias": {9: 4.0, 40: -100.0}, "frequency_penalty": 0.3},
+    {"allowed_token_ids": list(range(3, 30)), "repetition_penalty": 1.2},
+]
+
 
 def shaped(
     logits,

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from engines import Counted, alone, copying_model, greedy, llm, run, sampled
-from shaping_oracle import check_entry
+from shaping_oracle import COMMON_WISHES, check_entry
 
 from ms_spec import LLM, SamplingParams
 from ms_spec.terminal import JsonPrinter
@@ -69,11 +69,7 @@ PARAMS = [
     greedy(30, prompt_logprobs=1, allowed_token_ids=[8, 9, 10]),
 ]
 WISHES = [
-    {"frequency_penalty": -2.0},
-    {"frequency_penalty": 2.0},
-    {"presence_penalty": 1.5, "repetition_penalty": 1.3},
-    {"logit_bias": {9: 4.0, 40: -100.0}, "frequency_penalty": 0.3},
-    {"allowed_token_ids": list(range(3, 30)), "repetition_penalty": 1.2},
+    *COMMON_WISHES,
     {"bad_words": ["a", "th", "e"], "presence_penalty": 0.5},
 ]
 MORE = [

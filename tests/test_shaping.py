@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from engines import Counted, alone, copying_model, greedy, idle, llm, run, sampled
-from shaping_oracle import shaped
+from shaping_oracle import COMMON_WISHES, shaped
 from tiny import tiny_model
 
 from ms_spec import LLM, SamplingParams
@@ -23,11 +23,7 @@ SMALL = {"max_num_seqs": 1, "long_prefill_token_threshold": 64}
 """Three graphs."""
 PROMPTS = [[7, 9, 11, 13] * 5, list(range(40, 70)), [21, 22, 23] * 3, [5, 6], [90, 91, 92, 93, 94] * 4, [8] * 9]
 WISHES = [
-    {"frequency_penalty": -2.0},
-    {"frequency_penalty": 2.0},
-    {"presence_penalty": 1.5, "repetition_penalty": 1.3},
-    {"logit_bias": {9: 4.0, 40: -100.0}, "frequency_penalty": 0.3},
-    {"allowed_token_ids": list(range(3, 30)), "repetition_penalty": 1.2},
+    *COMMON_WISHES,
     {},
 ]
 
