@@ -19,11 +19,12 @@ from ms_spec.models.user_cache import atomic_file
 
 _MAGIC = b"MSSPECW1"
 _ALIGN = 64
+_PIECE = 1 << 30  # one read call gives at most 2 GB
 _log = logging.getLogger("ms_spec")
 
 
 class PackedFile:
-    """A finished file, mapped copy-on-write."""
+    """A finished file, read into memory."""
 
     def __init__(self, data: np.ndarray, table: list[dict[str, int]]) -> None:
         self._data = data
@@ -35,7 +36,7 @@ class PackedFile:
         try:
             if not path.exists():
                 return None
-            data = np.memmap(path, np.uint8, "c")
+            data = _read(path)
             length, magic = struct.unpack("<Q8s", data[-16:].tobytes())
             if magic != _MAGIC or length > data.size - 16:
                 raise ValueError("unfinished")
@@ -81,6 +82,21 @@ def write_packed(path: Path, arrays: Iterable[Iterable[np.ndarray]]) -> None:
             offset += _padded(size)
         encoded = json.dumps(table).encode()
         stream.write(encoded + struct.pack("<Q8s", len(encoded), _MAGIC))
+
+
+def _read(path: Path) -> np.ndarray:
+    """The file's bytes, aligned. NumPy asks for huge pages where there are some: with those, and not with a mapping of
+    the file, a pass over the weights is a quarter faster."""
+    size = path.stat().st_size
+    room = np.empty(size + _ALIGN, np.uint8)
+    data = room[-room.ctypes.data % _ALIGN :][:size]
+    with path.open("rb", buffering=0) as stream:
+        done = 0
+        while done < size and (count := stream.readinto(data[done : done + _PIECE].data)):
+            done += count
+    if done < size:
+        raise ValueError("cut off while it was read")
+    return data
 
 
 def _padded(size: int) -> int:
