@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
@@ -87,8 +89,8 @@ class DecoderLayer(Layer):
 class Decoder(nn.Cell):
     """Token rows in, residual stream out; ``head`` makes logits of it, ``normed`` what the head's matrix sees.
 
-    The output is a tuple of num_layers + 1 states [R, hidden]: the embeddings, then what each layer leaves. What nobody
-    looks at costs nothing.
+    The output is a tuple of states [R, hidden] at the places that are ``kept``: 0 are the embeddings, k is what layer k
+    leaves. All are kept, until :meth:`keep` says what somebody looks at.
 
     Args:
         config: the model's shape.
@@ -112,6 +114,18 @@ class Decoder(nn.Cell):
         tied = self.embedding if config.tie_word_embeddings else None
         self.head = backend.Head(config.vocab_size, config.hidden_size, config.rms_norm_eps, dtype, tied=tied)
         self.normed = backend.Norm(config.hidden_size, config.rms_norm_eps, tied=self.head)
+        self._join = backend.join
+        self.keep(range(config.num_layers))
+
+    def keep(self, places: Iterable[int]) -> None:
+        """Which states are wanted, for all graphs that are compiled from now on; the last one always is.
+
+        What layers nobody looks behind do is fewer operations.
+        """
+        self.kept = tuple(sorted({*places, self.config.num_layers}))
+        ends = [place for place in self.kept if place]
+        layers = list(self.layers)
+        self.spans = nn.CellList([self._join(layers[begin:end]) for begin, end in zip([0, *ends], ends)])
 
     def weights(self) -> list[WeightSpec]:
         """Every parameter's place in a Hugging Face checkpoint."""
@@ -121,7 +135,9 @@ class Decoder(nn.Cell):
         return [*specs, *self.head.weights("model.norm", "lm_head")]
 
     def construct(self, rows: tuple) -> tuple[Tensor, ...]:
-        states: tuple[Tensor, ...] = (self.embedding(rows),)
-        for layer in self.layers:
-            states += (layer(states[-1], rows),)
+        x = self.embedding(rows)
+        states: tuple[Tensor, ...] = (x,) if self.kept[0] == 0 else ()
+        for span in self.spans:
+            x = span(x, rows)
+            states += (x,)
         return states

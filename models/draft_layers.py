@@ -59,6 +59,7 @@ class FedLayers(nn.Cell):
         self.first = backend.fuse([FedLayer(s, inner, backend, geometry, self.cos, self.sin, dtype)])[0]
         more = [DecoderLayer(s, backend, geometry, self.cos, self.sin, dtype) for _ in range(1, s.num_layers)]
         self.more = nn.CellList(backend.fuse(more) if more else [])
+        self.behind = backend.join(list(self.more)) if more else None
 
     def weights(self, first: str) -> list[WeightSpec]:
         """``first``: prefix of the first layer; the others are ``layers.1`` and so on."""
@@ -69,6 +70,4 @@ class FedLayers(nn.Cell):
 
     def construct(self, z: Tensor, residual: Tensor, rows: tuple) -> Tensor:
         x = self.first(z, residual, rows)
-        for layer in self.more:
-            x = layer(x, rows)
-        return x
+        return x if self.behind is None else self.behind(x, rows)

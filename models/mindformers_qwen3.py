@@ -23,6 +23,7 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 import mindspore as ms
@@ -184,6 +185,10 @@ class MindformersQwen3(nn.Cell):
             value_cache=self.value_caches,
         )
         return (state,)
+
+    def keep(self, places: Sequence[int]) -> None:
+        """See :class:`ms_spec.models.decoder.Decoder`: this network shows its last state only."""
+        assert not places
 
     def head(self, state: Tensor, rows: tuple) -> Tensor:
         """Logits [R, vocab] of states [R, hidden]."""

@@ -20,7 +20,7 @@ from ms_spec.models.ops.interface import ASKED, Backend
 from ms_spec.models.ops.parallel import beside, shared_out
 from ms_spec.models.parallel import Shard, part
 from ms_spec.models.weights import load_weights
-from ms_spec.proposers.base import Site
+from ms_spec.proposers.base import NORMED, Site
 from ms_spec.proposers.registry import build_proposer
 from ms_spec.randomness import matched_uniforms, step_uniforms
 from ms_spec.runtime import use_mode
@@ -353,6 +353,7 @@ def build_runner(
             draft, drafting = draft.part(shard), shared_out(backend, shard)
         site = Site(target, draft, *sizes, limits.max_num_seqs, dtype)
         proposer = build_proposer(speculation, drafting, site)
+    target.keep(() if proposer is None else [tap for tap in proposer.taps if tap != NORMED])
     num_drafts = limits.num_speculative_tokens
     method = speculation.rejection_sample_method if speculation else None
     longest = min(limits.prefill_chunk, backend.chunks[-1])

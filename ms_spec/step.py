@@ -61,7 +61,8 @@ class _Step(nn.Cell):
         self.stamp = backend.Stamp()
         self.max_logprobs = max_logprobs
         self.logprobs = backend.Logprobs(max_logprobs, ASKED.index("logprobs"))
-        self.taps = () if proposer is None else tuple(proposer.taps)
+        taps = () if proposer is None else proposer.taps
+        self.taps = tuple(target.kept.index(tap) if tap >= 0 else tap for tap in taps)
         self.dense = proposer is not None and proposer.dense
         self.exported = getattr(proposer, "exported", False)
 

@@ -21,6 +21,7 @@ def build(config: Any, backend: Any, site: Site) -> DraftModelProposer:
     """The draft checkpoint as a decoder with caches of its own."""
     shape, drafts = site.draft.shape, config.num_speculative_tokens
     model = Decoder(shape, backend, site.num_blocks, site.block_size, site.max_len, site.dtype)
+    model.keep(())
     probs = draft_probs(config, site)
     known = min(shape.vocab_size, site.target.config.vocab_size)
     token_map = None if shape.vocab_size == site.target.config.vocab_size else np.arange(known)

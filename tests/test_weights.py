@@ -7,7 +7,6 @@ import logging
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import mindspore as ms
 import numpy as np
@@ -144,7 +143,7 @@ def test_bfloat16_rounding_equals_torch():
     assert np.isnan((to_bfloat16_bits(hard).astype(np.uint32) << 16).view(np.float32)).all()
 
 
-def test_the_cache_is_mapped_and_not_read_again():
+def test_what_is_cached_is_not_packed_again():
     checkpoint = Memory(a=random(64, 32))
     one = spec((64, 32), "panels", "bfloat16", "a")
     load_weights([one], checkpoint, cache_key="k")
@@ -153,8 +152,7 @@ def test_the_cache_is_mapped_and_not_read_again():
     two = spec((64, 32), "panels", "bfloat16", "a")
     load_weights([two], checkpoint, cache_key="k")
     assert not checkpoint.reads
-    gc.collect()  # the parameters alone keep the mapping
-    assert Path("/proc/self/maps").read_text().count(".packed") >= 1
+    gc.collect()  # the parameters alone keep the memory
     np.testing.assert_array_equal(one.parameter.asnumpy(), expected(checkpoint.tensors["a"], "panels", "bfloat16"))
     np.testing.assert_array_equal(one.parameter.asnumpy(), two.parameter.asnumpy())
     load_weights([two], checkpoint, cache_key="another")

@@ -388,6 +388,8 @@ class AscendOps:
     def fuse(self, layers: list[nn.Cell]) -> list[nn.Cell]:
         return layers
 
+    join = staticmethod(plain_rows.InTurn)
+
     def Writer(self, layers: list[Any]) -> nn.Cell:
         return plain_rows.Writers([layer.attention.writer() for layer in layers])
 

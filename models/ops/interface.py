@@ -134,6 +134,10 @@ class Backend(Protocol):
         Layers are called with (x, rows), or, where ``qkv`` has no norm, with (z, residual, rows).
         """
 
+    def join(self, layers: list[Any]) -> Any:
+        """(x [R, hidden], rows) -> [R, hidden]: neighbours of one ``fuse`` in turn, in fewer operations where
+        that is faster. Weights are theirs."""
+
     def Writer(self, layers: list[Any]) -> Any:
         """(kv [R, L * 2 kv_heads * head_dim], rows) -> int32 [1]: the ``writer()`` of L layers at once.
 

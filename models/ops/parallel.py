@@ -145,6 +145,8 @@ class ParallelOps(SharedVocabularyOps):
     def fuse(self, layers: list[Any]) -> list[Any]:
         return layers
 
+    join = staticmethod(plain_rows.InTurn)
+
     def Writer(self, layers: list[Any]) -> Any:
         return plain_rows.Writers([layer.attention.writer() for layer in layers])
 

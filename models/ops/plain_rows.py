@@ -53,6 +53,19 @@ class TakeRows(nn.Cell):
         return ops.select(there.reshape(-1, 1), taken, ops.zeros_like(taken))
 
 
+class InTurn(nn.Cell):
+    """(x [R, hidden], rows) -> [R, hidden]: decoder layers one after another."""
+
+    def __init__(self, layers: list[nn.Cell]) -> None:
+        super().__init__()
+        self.layers = nn.CellList(layers)
+
+    def construct(self, x: Tensor, rows: tuple) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, rows)
+        return x
+
+
 class Writers(nn.Cell):
     """(kv [R, L * 2 kv_heads * D], rows) -> int32 [1]: each part goes to the cache of its own layer."""
 

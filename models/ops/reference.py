@@ -346,5 +346,7 @@ class ReferenceOps:
     def fuse(self, layers: list[nn.Cell]) -> list[nn.Cell]:
         return layers
 
+    join = staticmethod(plain_rows.InTurn)
+
     def Writer(self, layers: list[Any]) -> nn.Cell:
         return plain_rows.Writers([layer.attention.writer() for layer in layers])

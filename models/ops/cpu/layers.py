@@ -249,14 +249,18 @@ def _own_parameters(layer: Any) -> dict[str, Any]:
 
 
 class LayerKernel(nn.Cell):
-    """A decoder layer in one kernel, on parameters that hold those of all layers: each costs time at every step."""
+    """Decoder layers in one kernel, on parameters that hold those of all layers: each costs time at every step.
+
+    layer: the first of them, ``index`` among ``count`` that share parameters; ``depth``: how many it runs.
+    """
 
     kernel_name, residual = "", 0
     """Its kernel without the dtype; the input that it adds to."""
 
-    def __init__(self, layer: Any, index: int, shared: dict[str, Any], count: int) -> None:
+    def __init__(self, layer: Any, index: int, shared: dict[str, Any], count: int, depth: int = 1) -> None:
         super().__init__()
-        self.numbers = Tensor(np.array([layer.qkv.shape[0], layer.gated.shape[0], index], np.int32))
+        self.made_of = (layer, index, shared, count)
+        self.numbers = Tensor(np.array([layer.qkv.shape[0], layer.gated.shape[0], index, depth], np.int32))
         self.cos, self.sin, self.eps = layer.attention.cos, layer.attention.sin, layer.gated.eps
         for name, parameter in shared.items():
             setattr(self, name, parameter)
@@ -268,7 +272,7 @@ class LayerKernel(nn.Cell):
         self.part = (index, count)
 
     def weights(self, at: str) -> list[WeightSpec]:
-        """Those of the layer, as parts of the shared parameters."""
+        """Those of the first layer, as parts of the shared parameters."""
         specs = self.specs_of_layer(at)
         return [replace(spec, parameter=self.place[id(spec.parameter)], part=self.part) for spec in specs]
 
@@ -282,9 +286,9 @@ class LayerKernel(nn.Cell):
 
 
 class FusedLayer(LayerKernel):
-    """A layer that attends to the norm of what it adds to."""
+    """Layers that attend to the norm of what they add to."""
 
-    kernel_name, residual = "layer", 0
+    kernel_name, residual = "layers", 0
 
     def construct(self, x: Tensor, rows: tuple) -> Tensor:
         return self.call(x, rows)
@@ -300,7 +304,7 @@ class FusedFedLayer(LayerKernel):
 
 
 def fuse(layers: list[Any]) -> list[Any]:
-    """Decoder layers of one shape, each in one kernel."""
+    """Decoder layers of one shape, each in one kernel, on parameters that they share."""
     shared: dict[str, Any] = {}
     for name, own in _own_parameters(layers[0]).items():
         if own is _NO_BIAS:
@@ -311,6 +315,11 @@ def fuse(layers: list[Any]) -> list[Any]:
             shared[name] = Parameter(Tensor(np.zeros(1), own.dtype), name=name, requires_grad=False)
     made = FusedLayer if isinstance(layers[0].qkv, NormLinear) else FusedFedLayer
     return [made(layer, i, shared, len(layers)) for i, layer in enumerate(layers)]
+
+
+def join(layers: list[FusedLayer]) -> FusedLayer:
+    """Neighbouring layers of one ``fuse`` in one kernel."""
+    return FusedLayer(*layers[0].made_of, depth=len(layers))
 
 
 def Writer(layers: list[LayerKernel]) -> WriteKV:

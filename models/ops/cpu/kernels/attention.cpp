@@ -247,7 +247,8 @@ KERNEL attention(KERNEL_ARGS) {
     float* const parts = partial.data();
     const Run* const all_runs = runs.data();
 
-    const int64_t grain = 8, numbers = P.rows * P.heads * P.D;
+    // Keys of 16 neighbours share cache lines: one core writes them.
+    const int64_t grain = LANES, numbers = P.rows * P.heads * P.D;
     int64_t seen = 0;
     for (int64_t r = 0; r < P.rows; ++r) seen += P.horizon[r] + 1;
     parallel_for((P.rows + grain - 1) / grain, numbers * 16, [&](int64_t item) {
@@ -259,7 +260,8 @@ KERNEL attention(KERNEL_ARGS) {
             write(P, r, in + P.heads * P.D, in + (P.heads + P.kv_heads) * P.D, k_gamma, eps, cos, sin);
         }
     });
-    parallel_for(items * (split ? segments : 1), 2 * seen * P.heads * P.D, [&](int64_t item) {
+    // A few rows are little work, but all of what they see has to come from memory: that is worth a second core sooner.
+    parallel_for(items * (split ? segments : 1), 8 * seen * P.heads * P.D, [&](int64_t item) {
         static thread_local State state, total;
         static thread_local std::vector<float> scores(MAX_QUERIES* KEYS);
         {

@@ -1,4 +1,4 @@
-// One decoder layer: the kernels of its parts, one after another, on parameters that hold those of all layers.
+// Decoder layers: the kernels of their parts, one after another, on parameters that hold those of all layers.
 // Launches and parameters cost MindSpore time at every step; this leaves one of the former and few of the latter.
 #pragma once
 #include "linear.h"
@@ -31,19 +31,21 @@ struct Slice {
     }
 };
 
+inline const int32_t* numbers_of(void** p) { return static_cast<int32_t*>(p[24]); }
+
 // (x [R, H], position, horizon, request, count, block_tables, cos, sin,
 //  of every layer: k_cache, v_cache, q_gamma, k_gamma, gamma, qkv, qkv_bias, output, output_bias, gamma2, gate_up,
 //  gate_bias, up_bias, down, down_bias,
-//  eps [1], numbers [3] = (columns of qkv, columns of gate, index of the layer)) -> y [R, H]
+//  eps [1], numbers [4] = (columns of qkv, columns of gate, index of the first layer, number of layers)) -> y [R, H]
 // FED: x is what the layer attends to, without a norm; it adds to one more input behind numbers, residual [R, H].
-template <class W, bool FED = false>
-int layer(void** p, int* ndims, int64_t** s) {
-    void *const residual = p[FED ? 25 : 0], *const y = p[FED ? 26 : 25];
+template <class W, bool FED>
+void layer(void** p, int* ndims, int64_t** s, void* x, int64_t index) {
+    void *const residual = FED ? p[25] : x, *const y = p[FED ? 26 : 25];
     int64_t *const residual_shape = s[FED ? 25 : 0], *const y_shape = s[FED ? 26 : 25];
     static thread_local Scratch qkv, attended, middle, gated;
-    const auto* numbers = static_cast<int32_t*>(p[24]);
-    const auto slice = [&](int at) { return Slice(p[at], s[at], ndims[at], numbers[2], sizeof(float)); };
-    const auto weight = [&](int at) { return Slice(p[at], s[at], ndims[at], numbers[2], sizeof(typename W::T)); };
+    const auto* numbers = numbers_of(p);
+    const auto slice = [&](int at) { return Slice(p[at], s[at], ndims[at], index, sizeof(float)); };
+    const auto weight = [&](int at) { return Slice(p[at], s[at], ndims[at], index, sizeof(typename W::T)); };
     const Slice k_cache = slice(8), v_cache = slice(9), q_gamma = slice(10), k_gamma = slice(11);
     const int64_t rows = *static_cast<int32_t*>(p[4]), kv_columns = 2 * k_cache.shape[1] * k_cache.shape[3];
     float* const q = qkv.of(rows, numbers[0]);
@@ -52,7 +54,7 @@ int layer(void** p, int* ndims, int64_t** s) {
     float* const g = gated.of(rows, numbers[1]);
     {
         const Slice gamma = slice(12), w = weight(13), bias = slice(14);
-        void* params[] = {p[0], FED ? nullptr : gamma.data, p[23], w.data, bias.data, p[4], q};
+        void* params[] = {x, FED ? nullptr : gamma.data, p[23], w.data, bias.data, p[4], q};
         int64_t* shapes[] = {s[0], gamma.shape, s[23], w.shape, bias.shape, s[4], qkv.shape};
         norm_linear<W>(params, shapes);
     }
@@ -82,6 +84,18 @@ int layer(void** p, int* ndims, int64_t** s) {
         int64_t* shapes[] = {gated.shape, middle.shape, w.shape, bias.shape, s[4], y_shape};
         linear_add<W>(params, shapes);
     }
+}
+
+// From the second on, layers work on their output in place.
+template <class W>
+int layers(void** p, int* ndims, int64_t** s) {
+    const int64_t first = numbers_of(p)[2], count = numbers_of(p)[3];
+    for (int64_t i = 0; i < count; ++i) layer<W, false>(p, ndims, s, p[i == 0 ? 0 : 25], first + i);
+    return 0;
+}
+template <class W>
+int fed_layer(void** p, int* ndims, int64_t** s) {
+    layer<W, true>(p, ndims, s, p[0], numbers_of(p)[2]);
     return 0;
 }
 
@@ -94,5 +108,5 @@ int layer(void** p, int* ndims, int64_t** s) {
     KERNEL norm_gated_##name(KERNEL_ARGS) { return norm_gated<W>(params, shapes); }   \
     KERNEL linear_add_##name(KERNEL_ARGS) { return linear_add<W>(params, shapes); }   \
     KERNEL embedding_##name(KERNEL_ARGS) { return embedding<W>(params, shapes); }     \
-    KERNEL layer_##name(KERNEL_ARGS) { return layer<W>(params, ndims, shapes); }      \
-    KERNEL fed_layer_##name(KERNEL_ARGS) { return layer<W, true>(params, ndims, shapes); }
+    KERNEL layers_##name(KERNEL_ARGS) { return layers<W>(params, ndims, shapes); }    \
+    KERNEL fed_layer_##name(KERNEL_ARGS) { return fed_layer<W>(params, ndims, shapes); }

@@ -26,13 +26,13 @@ inline void ahead(const T* p) {
 struct F32 {
     using T = float;
     template <int HALF>
-    static vf one(const T* w, int64_t pair, int64_t k, int64_t K) {
-        ahead(w + ((2 * pair + HALF) * K + k + AHEAD) * LANES);
+    static vf one(const T* w, int64_t pair, int64_t k, int64_t K, int64_t further) {
+        ahead(w + ((2 * pair + HALF) * K + k + further) * LANES);
         return load(w + ((2 * pair + HALF) * K + k) * LANES);
     }
-    static void wide(const T* w, int64_t pair, int64_t k, int64_t K, vf* to) {
-        to[0] = one<0>(w, pair, k, K);
-        to[1] = one<1>(w, pair, k, K);
+    static void wide(const T* w, int64_t pair, int64_t k, int64_t K, int64_t further, vf* to) {
+        to[0] = one<0>(w, pair, k, K, further);
+        to[1] = one<1>(w, pair, k, K, further);
     }
     static float element(const T* w, int64_t row, int64_t k, int64_t K) { return w[(row / LANES * K + k) * LANES + row % LANES]; }
 };
@@ -40,13 +40,13 @@ struct F16 {
     using T = _Float16;
     typedef _Float16 v __attribute__((vector_size(32), aligned(2)));
     template <int HALF>
-    static vf one(const T* w, int64_t pair, int64_t k, int64_t K) {
-        ahead(w + ((2 * pair + HALF) * K + k + AHEAD) * LANES);
+    static vf one(const T* w, int64_t pair, int64_t k, int64_t K, int64_t further) {
+        ahead(w + ((2 * pair + HALF) * K + k + further) * LANES);
         return __builtin_convertvector(*reinterpret_cast<const v*>(w + ((2 * pair + HALF) * K + k) * LANES), vf);
     }
-    static void wide(const T* w, int64_t pair, int64_t k, int64_t K, vf* to) {
-        to[0] = one<0>(w, pair, k, K);
-        to[1] = one<1>(w, pair, k, K);
+    static void wide(const T* w, int64_t pair, int64_t k, int64_t K, int64_t further, vf* to) {
+        to[0] = one<0>(w, pair, k, K, further);
+        to[1] = one<1>(w, pair, k, K, further);
     }
     static float element(const T* w, int64_t row, int64_t k, int64_t K) {
         return static_cast<float>(w[(row / LANES * K + k) * LANES + row % LANES]);
@@ -54,18 +54,18 @@ struct F16 {
 };
 struct BF16 {  // pairs of panels share 32-bit lanes: one shift and one mask widen both
     using T = uint16_t;
-    static vu both(const T* w, int64_t pair, int64_t k, int64_t K) {
-        ahead(w + (pair * K + k + AHEAD) * 2 * LANES);
+    static vu both(const T* w, int64_t pair, int64_t k, int64_t K, int64_t further) {
+        ahead(w + (pair * K + k + further) * 2 * LANES);
         return *reinterpret_cast<const vuu*>(w + (pair * K + k) * 2 * LANES);
     }
-    static void wide(const T* w, int64_t pair, int64_t k, int64_t K, vf* to) {
-        const vu v = both(w, pair, k, K);
+    static void wide(const T* w, int64_t pair, int64_t k, int64_t K, int64_t further, vf* to) {
+        const vu v = both(w, pair, k, K, further);
         to[0] = (vf)(v << 16);
         to[1] = (vf)(v & 0xffff0000u);
     }
     template <int HALF>
-    static vf one(const T* w, int64_t pair, int64_t k, int64_t K) {
-        const vu v = both(w, pair, k, K);
+    static vf one(const T* w, int64_t pair, int64_t k, int64_t K, int64_t further) {
+        const vu v = both(w, pair, k, K, further);
         return HALF ? (vf)(v & 0xffff0000u) : (vf)(v << 16);
     }
     static float element(const T* w, int64_t row, int64_t k, int64_t K) {
@@ -85,6 +85,8 @@ constexpr int TILE = 4, MAX_ROWS = 6, MAX_PAIRS = 1;
 #endif
 // Row blocks whose activations stay in the second-level cache while all panels pass by.
 constexpr int64_t CHUNK = 10;
+// Columns of a block that are filled at once.
+constexpr int64_t COLUMNS = 128;
 // Pieces that a product is cut into: enough to share evenly, few enough to keep each a long stream.
 constexpr int64_t ITEMS = 16;
 
@@ -102,22 +104,26 @@ struct Blocks {
         if (static_cast<int64_t>(scratch.size()) < rows * K) scratch.resize(rows * K);
         data = scratch.data();
     }
-    // Takes the rows of x in, normed if there is a gamma.
+    // Takes the rows of x in, normed if there is a gamma. Columns are shared out, not rows: those of a block lie so close
+    // together that two cores would write to the same cache lines.
     void fill(const float* x, const float* gamma, float eps) const {
-        const auto one = [&](int64_t row) {
-            int64_t block = row * count / rows;
-            while (first(block + 1) <= row) ++block;
-            fill_row(x + row * K, gamma, eps, data + first(block) * K + row - first(block), first(block + 1) - first(block));
-        };
-        parallel_for(rows, rows * K * 8, one);
-    }
-    void fill_row(const float* in, const float* gamma, float eps, float* to, int64_t height) const {
-        if (!gamma) {
-            for (int64_t k = 0; k < K; ++k) to[k * height] = in[k];
-            return;
-        }
-        const float scale = rms_scale(in, K, eps);
-        for (int64_t k = 0; k < K; ++k) to[k * height] = in[k] * scale * gamma[k];
+        static thread_local std::vector<float> scratch;
+        if (static_cast<int64_t>(scratch.size()) < rows) scratch.resize(rows);
+        float* const scales = scratch.data();
+        if (gamma) parallel_for(rows, rows * K, [&](int64_t row) { scales[row] = rms_scale(x + row * K, K, eps); });
+        const int64_t parts = (K + COLUMNS - 1) / COLUMNS;
+        parallel_for(count * parts, rows * K * 8, [&](int64_t item) {
+            const int64_t block = item / parts, begin = item % parts * COLUMNS, end = std::min(K, begin + COLUMNS);
+            const int64_t from = first(block), height = first(block + 1) - from;
+            float* const to = data + from * K;
+            for (int64_t m = 0; m < height; ++m) {
+                const float* const in = x + (from + m) * K;
+                if (gamma)
+                    for (int64_t k = begin; k < end; ++k) to[k * height + m] = in[k] * scales[from + m] * gamma[k];
+                else
+                    for (int64_t k = begin; k < end; ++k) to[k * height + m] = in[k];
+            }
+        });
     }
 };
 
@@ -127,7 +133,7 @@ inline void multiply_one(const float* x, int64_t K, const typename W::T* w, int6
     vf acc[M];
     for (int m = 0; m < M; ++m) acc[m] = vf{};
     for (int64_t k = 0; k < K; ++k) {
-        const vf wide = W::template one<HALF>(w, pair, k, K);
+        const vf wide = W::template one<HALF>(w, pair, k, K, AHEAD);
         for (int m = 0; m < M; ++m) acc[m] += splat(x[k * M + m]) * wide;
     }
     for (int m = 0; m < M; ++m) to[m][at] = acc[m];
@@ -145,14 +151,21 @@ inline void multiply(const float* x, int64_t K, const typename W::T* w, int64_t 
     }
     for (int m = 0; m < M; ++m)
         for (int p = 0; p < 2 * Q; ++p) acc[m][p] = vf{};
-    for (int64_t k = 0; k < K; ++k) {
-        vf wide[2 * Q];
-        for (int q = 0; q < Q; ++q) W::wide(w, pair + q, k, K, wide + 2 * q);
-        for (int m = 0; m < M; ++m) {
-            const vf a = splat(x[k * M + m]);
-            for (int p = 0; p < 2 * Q; ++p) acc[m][p] += a * wide[p];
+    const auto pass = [&](int64_t from, int64_t to, int64_t further) {
+#pragma GCC unroll 2
+        for (int64_t k = from; k < to; ++k) {
+            vf wide[2 * Q];
+            for (int q = 0; q < Q; ++q) W::wide(w, pair + q, k, K, further, wide + 2 * q);
+            for (int m = 0; m < M; ++m) {
+                const vf a = splat(x[k * M + m]);
+                for (int p = 0; p < 2 * Q; ++p) acc[m][p] += a * wide[p];
+            }
         }
-    }
+    };
+    // Near the end the next tile is what comes: its pairs begin Q - 1 pairs behind the end of these.
+    const int64_t turn = std::max<int64_t>(K - AHEAD, 0);
+    pass(0, turn, AHEAD);
+    pass(turn, K, AHEAD + (Q - 1) * K);
 }
 
 // y = x W^T + bias (+ residual)
@@ -231,14 +244,17 @@ template <class W, class Map>
 void apply(const Map& map, const Blocks& x) {
     if (x.rows == 0) return;
     const int64_t pairs = (map.panels() + 1) / 2, chunks = (x.count + CHUNK - 1) / CHUNK;
-    // Whole tiles, about ITEMS pieces. With many blocks a few panels stay in the near caches while the blocks pass.
+    // As many equal ranges as threads, each cut into whole tiles: what does not fill a tile is the end of every range, and
+    // nobody waits for one who has a tile more. With many blocks a few panels stay in the near caches while the blocks pass.
     const int64_t tile = pairs_for(static_cast<int>(std::min<int64_t>(x.first(1), MAX_ROWS)));
-    const int64_t most = x.count > 1 ? 8 : pairs;
-    const int64_t grain = std::clamp<int64_t>(pairs / ITEMS / tile * tile, tile, most), grains = (pairs + grain - 1) / grain;
-    parallel_for(chunks * grains, x.rows * map.panels() * LANES * map.K, [&](int64_t item) {
-        const int64_t from = item % grains * grain, to = std::min(pairs, from + grain);
-        const int64_t last = std::min(x.count, (item / grains + 1) * CHUNK);
-        for (int64_t b = item / grains * CHUNK; b < last; ++b)
+    const int64_t most = x.count > 1 ? 8 : pairs, ranges = std::min<int64_t>(threads(), pairs);
+    const int64_t longest = (pairs + ranges - 1) / ranges;
+    const int64_t grain = std::clamp<int64_t>(pairs / ITEMS / tile * tile, tile, most), grains = (longest + grain - 1) / grain;
+    parallel_for(chunks * grains * ranges, x.rows * map.panels() * LANES * map.K, [&](int64_t item) {
+        const int64_t range = item % ranges, first = pairs * range / ranges, end = pairs * (range + 1) / ranges;
+        const int64_t from = first + item / ranges % grains * grain, to = std::min(end, from + grain);
+        const int64_t chunk = item / (ranges * grains), last = std::min(x.count, (chunk + 1) * CHUNK);
+        for (int64_t b = chunk * CHUNK; b < last; ++b)
             block_rows<W>(x.first(b + 1) - x.first(b), map, x.at(b), x.first(b), from, to);
     });
 }

@@ -66,7 +66,7 @@ struct Pool {
             // Kernels of one graph follow within microseconds; beyond that a core is left to others.
             for (auto since = Clock::now(); Clock::now() - since < PATIENCE;) {
                 while (take_one()) since = Clock::now();
-                for (int i = 0; i < 32; ++i) pause();
+                for (int i = 0; i < 4; ++i) pause();
             }
             std::unique_lock<std::mutex> lock(sleep);
             const uint64_t seen = ticket.load();
@@ -110,6 +110,9 @@ inline Pool& shared() {
 }
 
 }  // namespace pool
+
+// Threads that parallel_for may use.
+inline int64_t threads() { return pool::shared().threads; }
 
 // Calls f(0), ..., f(n - 1), in any order and on any core; here and in order where `work`, about the number of
 // multiply-adds in all of them, is small. Calls from several threads at once are safe: the later run alone.
