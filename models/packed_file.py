@@ -1,4 +1,4 @@
-"""One file of many aligned arrays, written in one pass and mapped as a whole.
+"""One file of many aligned arrays, written in one pass and read as a whole.
 
 Data first, each array at a multiple of 64 bytes; then a table (JSON: offsets, sizes, checksums); then 16 bytes: the
 table's length and a magic word. A file without that end was never finished and counts as absent.

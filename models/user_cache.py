@@ -58,7 +58,7 @@ def cache_entries() -> list[CacheEntry]:
 def clear_cache(kinds: Iterable[str] | None = None) -> int:
     """Deletes what is kept of these kinds (all by default) and returns the bytes freed.
 
-    A process that has a file mapped keeps its pages. Only the known folders are touched, never the root itself.
+    Processes that run keep what they have read. Only the known folders are touched, never the root itself.
 
     Raises:
         OSError: the first thing that cannot be removed, when all others are.

@@ -1,7 +1,7 @@
-"""From a checkpoint to parameters: checked, packed for the device's operations, cached, and mapped into memory.
+"""From a checkpoint to parameters: checked, packed for the device's operations, cached, and held once.
 
 Rows stream from the checkpoint a few megabytes at a time, are rounded and laid out, and go to one file in the user's
-cache, which is then mapped: parameters share its pages, nothing is held twice. The next start maps the file at once.
+cache, which is then read: parameters share that memory, nothing is held twice. The next start reads the file at once.
 Where the cache cannot be written, the weights are packed in memory instead.
 """
 
