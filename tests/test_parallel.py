@@ -1,4 +1,4 @@
-"""Two and four workers under msrun compute what one process computes, and speculation changes nothing there either."""
+"""Two to four workers under msrun compute what one process computes, and speculation changes nothing there either."""
 
 from __future__ import annotations
 
@@ -26,44 +26,57 @@ ALLOWED = [4, 5, 60, 100, 126]
 PROMPTS = [[5, 9, 5, 9, 5], [7, 11, 13, 7, 11, 13, 7], list(range(20, 50)), [3]]
 
 
+FAMILIES = ("llama", "qwen3", "tied")
+TEXT = "Red, green, blue, red, green, blue, red, green,"
+
+
 @functools.cache
 def target(family: str) -> Path:
-    """Biases and 2 key heads (fewer than 4 workers), or norms of heads and embeddings that are the output matrix.
+    """Llama with biases and Qwen3, both with 2 key heads (fewer than 4 workers); "tied": Qwen3 with a key head for each
+    of 4 workers, whose embeddings are the output matrix.
 
     127 tokens: no number of workers divides them.
     """
-    if family == "llama":
-        return td.target(loud=LOUD, layers=2, vocab=127, bias=True, mlp_bias=True)
-    return tiny_model("qwen3", kv_heads=4, tie=True, vocab=127)
+    if family == "tied":
+        return tiny_model("qwen3", kv_heads=4, tie=True, vocab=127)
+    biases = {"bias": True, "mlp_bias": True} if family == "llama" else {}
+    return td.target(family, loud=LOUD, layers=2, vocab=127, **biases)
+
+
+def drafting(method: str, model: Path | None = None, **fields: Any) -> dict[str, Any]:
+    given = {"method": method, "num_speculative_tokens": 2, **fields}
+    return {"speculative_config": given if model is None else {**given, "model": str(model)}}
 
 
 def engines(workers: int) -> dict[str, dict[str, Any]]:
     common = {"tensor_parallel_size": workers, "max_num_seqs": 1, **SIZES}
-
-    def drafting(method: str, model: Path | None = None, **fields: Any) -> dict[str, Any]:
-        given = {"method": method, "num_speculative_tokens": 2, **fields}
-        return {"speculative_config": given if model is None else {**given, "model": str(model)}}
-
     lookup = drafting("ngram", prompt_lookup_min=1, prompt_lookup_max=3)
     eagle3 = td.eagle3(vocab=127, loud=LOUD, draft_vocab=None, aux_ids=[0, 1, 2])
-    llama = {
+    shared: dict[str, Any] = {"draft_tensor_parallel_size": workers}
+    both: dict[str, Any] = {
         "plain": {},
-        "ngram": {**lookup, "max_num_seqs": 4 // workers},
         "eagle3": drafting("eagle3", eagle3),
-        "eagle3 shared out": drafting("eagle3", eagle3, draft_tensor_parallel_size=workers),
-        "draft_model": drafting("draft_model", target("llama")),
+        "eagle3 shared out": drafting("eagle3", eagle3, **shared),
     }
-    cases = {("llama", name): extra for name, extra in llama.items()}
-    cases.update({("qwen3", "plain"): {}, ("qwen3", "ngram"): lookup})
+    cases = {(family, name): extra for family in ("llama", "qwen3") for name, extra in both.items()}
+    cases["llama", "ngram"] = {**lookup, "max_num_seqs": 4 // workers}
+    cases["llama", "draft_model"] = drafting("draft_model", target("llama"))
+    cases["qwen3", "draft_model shared out"] = drafting("draft_model", target("qwen3"), **shared)
+    cases.update({("tied", "plain"): {}, ("tied", "ngram"): lookup})
     return {f"{f} {n}": {"model": str(target(f)), **common, **extra} for (f, n), extra in cases.items()}
 
 
 @functools.cache
 def job(workers: int) -> tuple[Path, dict[str, Any]]:
+    """Tiny models of all families."""
+    logits = [(str(target(family)), PROMPTS[2]) for family in FAMILIES]
+    plan = {"logits": logits, "engines": engines(workers), "prompts": PROMPTS, "max_tokens": 24, "allowed": ALLOWED}
+    return run(workers, plan)
+
+
+def run(workers: int, plan: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     """Runs ``parallel_job.py`` under msrun itself. Returns its folder and its texts."""
     folder = new_folder()
-    logits = [(str(target(family)), PROMPTS[2]) for family in ("llama", "qwen3")]
-    plan = {"logits": logits, "engines": engines(workers), "prompts": PROMPTS, "max_tokens": 24, "allowed": ALLOWED}
     (folder / "plan.json").write_text(json.dumps(plan))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -92,7 +105,7 @@ def job(workers: int) -> tuple[Path, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("workers", [2, 4])
-@pytest.mark.parametrize("number, family", enumerate(("llama", "qwen3")))
+@pytest.mark.parametrize("number, family", enumerate(FAMILIES))
 def test_logits(workers, number, family):
     folder, _ = job(workers)
     ids = np.array([PROMPTS[2]])
@@ -115,9 +128,10 @@ def test_greedy_text_is_that_of_plain_decoding(workers):
         assert set(text["shaped"]) <= set(ALLOWED) and len(set(text["shaped"])) > 1, name
         if "plain" not in name:
             assert 5 < text["accepted"] <= text["drafted"], name
-    assert len({tuple(ids) for ids in texts["qwen3 plain"]["ids"]}) == len(PROMPTS)
-    shared, whole = (texts[f"llama eagle3{how}"] for how in (" shared out", ""))
-    assert shared["accepted"] == whole["accepted"]
+    assert len({tuple(ids) for ids in texts["tied plain"]["ids"]}) == len(PROMPTS)
+    for family in ("llama", "qwen3"):
+        shared, whole = (texts[f"{family} eagle3{how}"] for how in (" shared out", ""))
+        assert shared["accepted"] == whole["accepted"]
 
 
 @pytest.mark.parametrize("workers", [2, 4])

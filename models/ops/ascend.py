@@ -385,8 +385,11 @@ class AscendOps:
     def Linear(self, out: int, inner: int, dtype: str, bias: bool = False, tied: Any = None) -> Linear:
         return Linear(out, inner, self._stored(dtype), bias, tied)
 
-    def fuse(self, layers: list[nn.Cell]) -> list[nn.Cell]:
+    def fuse(self, layers: list[nn.Cell], total: Any = None) -> list[nn.Cell]:
         return layers
+
+    def AddParts(self) -> plain_rows.AddParts:
+        return plain_rows.AddParts()
 
     def Writer(self, layers: list[Any]) -> nn.Cell:
         return plain_rows.Writers([layer.attention.writer() for layer in layers])

@@ -68,6 +68,17 @@ class Writers(nn.Cell):
         return rows[4]
 
 
+class AddParts(nn.Cell):
+    """(parts [N * R, M], residual [R, M], rows) -> [R, M]: N workers' rows added in float32 and in their order."""
+
+    def construct(self, parts: Tensor, residual: Tensor, rows: tuple) -> Tensor:
+        own = residual.shape[0]
+        total = parts[:own].astype(ms.float32)
+        for first in range(own, parts.shape[0], own):
+            total = total + parts[first : first + own].astype(ms.float32)
+        return total.astype(residual.dtype) + residual
+
+
 class Stamp(nn.Cell):
     """(x int32) -> (x, int32 [2] zeros): no clock can be read from inside a graph here."""
 

@@ -38,6 +38,7 @@ class CpuOps:
     NgramLookup = sampling.NgramLookup
     Stamp = clock.Stamp
     fuse = staticmethod(layers.fuse)
+    AddParts = layers.AddParts
     Writer = staticmethod(layers.Writer)
 
     def __init__(self) -> None:
