@@ -27,6 +27,7 @@ PROMPTS = [[5, 9, 5, 9, 5], [7, 11, 13, 7, 11, 13, 7], list(range(20, 50)), [3]]
 
 
 FAMILIES = ("llama", "qwen3", "tied")
+SMOLLM2, SOME = "smollm2-135m", list(range(1000, 1016))
 TEXT = "Red, green, blue, red, green, blue, red, green,"
 
 
@@ -74,6 +75,15 @@ def job(workers: int) -> tuple[Path, dict[str, Any]]:
     return run(workers, plan)
 
 
+@functools.cache
+def smollm2() -> tuple[Path, dict[str, Any]]:
+    """9 query and 3 key heads: three workers, the fewest but one."""
+    lookup = drafting("ngram", prompt_lookup_min=1, prompt_lookup_max=3)
+    engine = {"model": SMOLLM2, "tensor_parallel_size": 3, "max_num_seqs": 1, **SIZES, **lookup}
+    plan = {"logits": [(SMOLLM2, SOME)], "engines": {"ngram": engine}, "prompts": [TEXT], "max_tokens": 12}
+    return run(3, {**plan, "allowed": ALLOWED})
+
+
 def run(workers: int, plan: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     """Runs ``parallel_job.py`` under msrun itself. Returns its folder and its texts."""
     folder = new_folder()
@@ -108,9 +118,14 @@ def run(workers: int, plan: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
 @pytest.mark.parametrize("number, family", enumerate(FAMILIES))
 def test_logits(workers, number, family):
     folder, _ = job(workers)
-    ids = np.array([PROMPTS[2]])
-    wanted = Forward(target(family)).grid(ids, np.zeros(1), np.zeros(1, int))[0]
+    check_logits(folder, workers, number, target(family), PROMPTS[2])
+
+
+def check_logits(folder: Path, workers: int, number: int, model: Path | str, ids: list[int]) -> None:
+    """Those of one process, and the same bits on all workers."""
+    wanted = Forward(model).grid(np.array([ids]), np.zeros(1), np.zeros(1, int))[0]
     each = [np.load(folder / f"logits_{number}_{rank}.npy") for rank in range(workers)]
+    print(np.abs(each[0] - wanted).max(), np.abs(wanted).max())
     assert np.abs(each[0] - wanted).max() < 1e-4
     assert np.abs(wanted).max() > 1
     assert all(np.array_equal(each[0], other) for other in each)
@@ -127,6 +142,7 @@ def test_greedy_text_is_that_of_plain_decoding(workers):
         assert text["shaped"] == texts[f"{family} plain"]["shaped"], name
         assert set(text["shaped"]) <= set(ALLOWED) and len(set(text["shaped"])) > 1, name
         if "plain" not in name:
+            assert text["undrafted"] == text["ids"][0], name
             assert 5 < text["accepted"] <= text["drafted"], name
     assert len({tuple(ids) for ids in texts["tied plain"]["ids"]}) == len(PROMPTS)
     for family in ("llama", "qwen3"):
@@ -147,3 +163,12 @@ def test_all_workers_have_computed_the_same(workers):
 def test_only_rank_0_comes_back(workers):
     folder, texts = job(workers)
     assert (folder / "came").read_text() == "0\n" * len(texts)
+
+
+def test_smollm2():
+    folder, texts = smollm2()
+    check_logits(folder, 3, 0, SMOLLM2, SOME)
+    text = texts["ngram"]
+    assert text["errors"] == [None]
+    assert text["ids"] == [text["undrafted"]]
+    assert 5 < text["accepted"] <= text["drafted"]
