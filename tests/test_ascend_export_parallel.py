@@ -8,7 +8,7 @@ from test_ascend_export import BFLOAT16, BLOCK, DOCUMENTED, FUSED, HEADS, KV_HEA
 from ms_spec.models.parallel import Shard
 from ms_spec.verify.buckets import Buckets
 
-TOGETHER = {"AllGather", "Transpose"}
+TOGETHER = {"AllGather", "Transpose", "Unstack"}
 
 
 @pytest.fixture(autouse=True)

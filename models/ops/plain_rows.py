@@ -71,11 +71,15 @@ class Writers(nn.Cell):
 class AddParts(nn.Cell):
     """(parts [N * R, M], residual [R, M], rows) -> [R, M]: N workers' rows added in float32 and in their order."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.apart = ops.Unstack(0)
+
     def construct(self, parts: Tensor, residual: Tensor, rows: tuple) -> Tensor:
-        own = residual.shape[0]
-        total = parts[:own].astype(ms.float32)
-        for first in range(own, parts.shape[0], own):
-            total = total + parts[first : first + own].astype(ms.float32)
+        own = self.apart(parts.reshape(-1, *residual.shape))
+        total = own[0].astype(ms.float32)
+        for part in own[1:]:
+            total = total + part.astype(ms.float32)
         return total.astype(residual.dtype) + residual
 
 
