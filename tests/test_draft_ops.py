@@ -365,6 +365,17 @@ def test_workers_parts_are_added_in_their_order(kit, workers, width):
     same_bits(got, wanted.astype(np.float32))
 
 
+@pytest.mark.parametrize("workers, width, all_columns", [(1, 5, 5), (2, 16, 31), (3, 39, 117), (4, 2, 5)])
+def test_workers_columns_stand_side_by_side(kit, workers, width, all_columns):
+    """The last workers may have nothing but filling."""
+    rows, rng = make_rows(kit, RAGGED), np.random.default_rng(14)
+    parts = rng.normal(size=(workers, 3, 4, width)).astype(kit.float)
+    stacked = ops.cat([to_rows(kit, part, rows) for part in parts])
+    got = to_grid(kit.ops.JoinParts(workers, all_columns)(stacked, rows), rows, RAGGED)
+    wanted = np.concatenate(list(parts), -1)[..., :all_columns].astype(np.float32)
+    same_bits(got, np.where((RAGGED >= 0)[..., None], wanted, 0))
+
+
 # In one graph
 
 

@@ -391,6 +391,9 @@ class AscendOps:
     def AddParts(self) -> plain_rows.AddParts:
         return plain_rows.AddParts()
 
+    def JoinParts(self, size: int, width: int) -> plain_rows.JoinParts:
+        return plain_rows.JoinParts(size, width)
+
     def Writer(self, layers: list[Any]) -> nn.Cell:
         return plain_rows.Writers([layer.attention.writer() for layer in layers])
 

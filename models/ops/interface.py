@@ -141,6 +141,10 @@ class Backend(Protocol):
         """(parts [N * R, M], residual [R, M], rows) -> [R, M]: the sum of N workers' rows, in the order of the workers
         and in float32, then the residual."""
 
+    def JoinParts(self, size: int, width: int) -> Any:
+        """(parts [N * R, M], rows) -> [R, width]: the columns of N = ``size`` workers beside each other, the first
+        ``width`` <= N * M of them."""
+
     def Writer(self, layers: list[Any]) -> Any:
         """(kv [R, L * 2 kv_heads * head_dim], rows) -> int32 [1]: the ``writer()`` of L layers at once.
 

@@ -73,18 +73,16 @@ class Logits(nn.Cell):
     ``own``: a NormLinear or Linear of this worker's tokens.
     """
 
-    def __init__(self, own: Any, vocab: int) -> None:
+    def __init__(self, own: Any, join: Any) -> None:
         super().__init__()
-        self.own, self.vocab = own, vocab
-        self.gather = ops.AllGather()
+        self.own, self.gather, self.join = own, ops.AllGather(), join
 
     def weights(self, *sources: str) -> list[WeightSpec]:
         specs: list[WeightSpec] = self.own.weights(*sources)
         return specs
 
     def construct(self, x: Tensor, rows: tuple) -> Tensor:
-        parts = self.gather(self.own(x, rows).expand_dims(0))
-        return parts.transpose(1, 0, 2).reshape(x.shape[0], -1)[:, : self.vocab]
+        return self.join(self.gather(self.own(x, rows)), rows)
 
 
 class SharedVocabularyOps:
@@ -105,18 +103,21 @@ class SharedVocabularyOps:
         first, last = self._shard.span(vocab)
         return first, last - first
 
+    def _logits(self, own: Any, vocab: int) -> Logits:
+        return Logits(own, self._backend.JoinParts(self._shard.size, vocab))
+
     def Norm(self, size: int, eps: float, tied: Any = None) -> Any:
         return self._backend.Norm(size, eps, _own(tied))
 
     def Linear(self, out: int, inner: int, dtype: str, bias: bool = False, tied: Any = None) -> Any:
         if _own(tied) is tied:
             return self._backend.Linear(out, inner, dtype, bias, tied)
-        return Logits(self._backend.Linear(self._tokens(out)[1], inner, dtype, tied=_own(tied)), out)
+        return self._logits(self._backend.Linear(self._tokens(out)[1], inner, dtype, tied=_own(tied)), out)
 
     def NormLinear(self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False, tied: Any = None) -> Any:
         if _own(tied) is tied:
             return self._backend.NormLinear(out, hidden, eps, dtype, bias, tied)
-        return Logits(self._backend.NormLinear(self._tokens(out)[1], hidden, eps, dtype, tied=_own(tied)), out)
+        return self._logits(self._backend.NormLinear(self._tokens(out)[1], hidden, eps, dtype, tied=_own(tied)), out)
 
 
 class ParallelOps(SharedVocabularyOps):
@@ -136,7 +137,7 @@ class ParallelOps(SharedVocabularyOps):
         return Embedding(self._backend.Embedding(each, hidden, dtype), first, each, self._total())
 
     def Head(self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False, tied: Any = None) -> Any:
-        return Logits(self._backend.Head(self._tokens(out)[1], hidden, eps, dtype, bias, _own(tied)), out)
+        return self._logits(self._backend.Head(self._tokens(out)[1], hidden, eps, dtype, bias, _own(tied)), out)
 
     def fuse(self, layers: list[Any]) -> list[Any]:
         fused: list[Any] = self._backend.fuse(layers, self._total)

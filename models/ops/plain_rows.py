@@ -83,6 +83,18 @@ class AddParts(nn.Cell):
         return total.astype(residual.dtype) + residual
 
 
+class JoinParts(nn.Cell):
+    """(parts [N * R, M], rows) -> [R, width]: N workers' columns beside each other."""
+
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__()
+        self.size, self.width = size, width
+
+    def construct(self, parts: Tensor, rows: tuple) -> Tensor:
+        apart = parts.reshape(self.size, -1, parts.shape[1]).transpose(1, 0, 2)
+        return apart.reshape(apart.shape[0], -1)[:, : self.width]
+
+
 class Stamp(nn.Cell):
     """(x int32) -> (x, int32 [2] zeros): no clock can be read from inside a graph here."""
 

@@ -39,6 +39,7 @@ class CpuOps:
     Stamp = clock.Stamp
     fuse = staticmethod(layers.fuse)
     AddParts = layers.AddParts
+    JoinParts = layers.JoinParts
     Writer = staticmethod(layers.Writer)
 
     def __init__(self) -> None:

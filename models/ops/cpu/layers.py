@@ -378,6 +378,17 @@ class AddParts(nn.Cell):
         return self.op(parts, residual, rows[4])
 
 
+class JoinParts(nn.Cell):
+    """Several workers' columns beside each other."""
+
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__()
+        self.op = kernel("join_parts", lambda parts, count: [parts[0] // size, width], lambda *_: ms.float32)
+
+    def construct(self, parts: Tensor, rows: tuple) -> Tensor:
+        return self.op(parts, rows[4])
+
+
 class WriteHistory(nn.Cell):
     """Appends committed ids to each request's history."""
 

@@ -17,3 +17,15 @@ KERNEL add_parts(KERNEL_ARGS) {
     });
     return 0;
 }
+
+// (parts [N * R, M], count [1]) -> y [R, V], V <= N M: a row's parts one behind the other, without what is too much
+KERNEL join_parts(KERNEL_ARGS) {
+    const auto* parts = static_cast<float*>(params[0]);
+    const int64_t rows = *static_cast<int32_t*>(params[1]), R = shapes[2][0], V = shapes[2][1], M = shapes[0][1];
+    auto* y = static_cast<float*>(params[2]);
+    parallel_for(rows, rows * V, [&](int64_t r) {
+        for (int64_t first = 0; first < V; first += M)
+            std::memcpy(y + r * V + first, parts + (first / M * R + r) * M, std::min(M, V - first) * sizeof(float));
+    });
+    return 0;
+}
