@@ -18,6 +18,7 @@ from forward import Forward
 from tiny import new_folder, tiny_model
 
 from ms_spec.heartbeat import FOLDER, path_of, read_beat
+from ms_spec.models.sources import resolve
 
 LOUD = (17, 40, 90)
 HERE = Path(__file__).resolve().parent
@@ -78,6 +79,7 @@ def job(workers: int) -> tuple[Path, dict[str, Any]]:
 @functools.cache
 def smollm2() -> tuple[Path, dict[str, Any]]:
     """9 query and 3 key heads, which three workers can share."""
+    resolve(SMOLLM2)  # fetched here, not by each worker
     lookup = drafting("ngram", prompt_lookup_min=1, prompt_lookup_max=3)
     engine = {"model": SMOLLM2, "tensor_parallel_size": 3, "max_num_seqs": 1, **SIZES, **lookup}
     plan = {"logits": [(SMOLLM2, SOME)], "engines": {"ngram": engine}, "prompts": [TEXT], "max_tokens": 12}
