@@ -50,6 +50,9 @@ def main() -> None:
             "drafted": metrics.num_draft_tokens,
             "accepted": metrics.num_accepted_tokens,
         }
+        if "speculative_config" in engine:
+            without = llm.generate(plan["prompts"][0], params, use_tqdm=False, num_speculative_tokens=0)
+            texts[name]["undrafted"] = without[0].outputs[0].token_ids
         sampled = SamplingParams(temperature=0.8, seed=3, max_tokens=8, ignore_eos=True)
         texts[name]["sampled"] = [llm.generate(plan["prompts"][0], sampled, use_tqdm=False)[0].outputs[0].token_ids]
         shaped = SamplingParams(

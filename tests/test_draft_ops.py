@@ -330,12 +330,14 @@ def test_nan_of_a_later_row_does_not_reach_earlier_ones(exact, start):
     assert np.isnan(seen[1][7:]).all()
 
 
-def test_fused_layers_see_blocks_too():
+@pytest.mark.parametrize("halved", [False, True])
+def test_fused_layers_see_blocks_too(halved):
+    """In one kernel, or in the two of a layer that workers share: here a single one, who has all of it."""
     kit, c = make_kit("cpu"), config("qwen3")
     geometry = Geometry(c.num_heads, c.num_kv_heads, c.head_dim, 3 * BLOCKS + 1, BLOCK, MAX_LEN, 1e-5, True)
     cos, sin = (Parameter(Tensor(x), name=f"angle{i}") for i, x in enumerate(angles()))
     alone, other = (DecoderLayer(c, kit.ops, geometry, cos, sin, "float32") for _ in range(2))
-    (fused,) = kit.ops.fuse([other])
+    (fused,) = kit.ops.fuse([other], kit.ops.AddParts if halved else None)
     checkpoint = RandomCheckpoint("qwen3", alone.weights("x"))
     for layer in (alone, fused):
         load_weights(layer.weights("x"), checkpoint, cache_key=None)
@@ -347,6 +349,31 @@ def test_fused_layers_see_blocks_too():
     same_bits(results[1], results[0])
     same_bits(results[3], results[2])
     assert np.abs(results[0] - results[2]).max() > 1e-3
+
+
+@pytest.mark.parametrize("workers, width", [(1, 5), (2, 16), (3, 39), (4, 64)])
+def test_workers_parts_are_added_in_their_order(kit, workers, width):
+    """In float32, whatever the backend computes in."""
+    rows, rng = make_rows(kit, RAGGED), np.random.default_rng(13)
+    *parts, residual = (rng.normal(size=(workers + 1, 3, 4, width)) * 10).astype(kit.float)
+    stacked = ops.cat([to_rows(kit, part, rows) for part in parts])
+    got = to_grid(kit.ops.AddParts()(stacked, to_rows(kit, residual, rows), rows), rows, RAGGED)
+    total = parts[0].astype(np.float32)
+    for part in parts[1:]:
+        total = total + part.astype(np.float32)
+    wanted = np.where((RAGGED >= 0)[..., None], total.astype(kit.float) + residual, 0)
+    same_bits(got, wanted.astype(np.float32))
+
+
+@pytest.mark.parametrize("workers, width, all_columns", [(1, 5, 5), (2, 16, 31), (3, 39, 117), (4, 2, 5)])
+def test_workers_columns_stand_side_by_side(kit, workers, width, all_columns):
+    """The last workers may have nothing but filling."""
+    rows, rng = make_rows(kit, RAGGED), np.random.default_rng(14)
+    parts = rng.normal(size=(workers, 3, 4, width)).astype(kit.float)
+    stacked = ops.cat([to_rows(kit, part, rows) for part in parts])
+    got = to_grid(kit.ops.JoinParts(workers, all_columns)(stacked, rows), rows, RAGGED)
+    wanted = np.concatenate(list(parts), -1)[..., :all_columns].astype(np.float32)
+    same_bits(got, np.where((RAGGED >= 0)[..., None], wanted, 0))
 
 
 # In one graph

@@ -385,10 +385,16 @@ class AscendOps:
     def Linear(self, out: int, inner: int, dtype: str, bias: bool = False, tied: Any = None) -> Linear:
         return Linear(out, inner, self._stored(dtype), bias, tied)
 
-    def fuse(self, layers: list[nn.Cell]) -> list[nn.Cell]:
+    def fuse(self, layers: list[nn.Cell], total: Any = None) -> list[nn.Cell]:
         return layers
 
     join = staticmethod(plain_rows.InTurn)
+
+    def AddParts(self) -> plain_rows.AddParts:
+        return plain_rows.AddParts()
+
+    def JoinParts(self, size: int, width: int) -> plain_rows.JoinParts:
+        return plain_rows.JoinParts(size, width)
 
     def Writer(self, layers: list[Any]) -> nn.Cell:
         return plain_rows.Writers([layer.attention.writer() for layer in layers])

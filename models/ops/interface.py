@@ -32,6 +32,7 @@ What requests ask of their logits before they are sampled from comes as another 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -128,15 +129,25 @@ class Backend(Protocol):
         alone, see ``Writer`` for fused layers.
         """
 
-    def fuse(self, layers: list[Any]) -> list[Any]:
+    def fuse(self, layers: list[Any], total: Callable[[], Any] | None = None) -> list[Any]:
         """Cells that do what the decoder layers do, all of one shape, in fewer operations where that is faster.
 
-        Layers are called with (x, rows), or, where ``qkv`` has no norm, with (z, residual, rows).
+        Layers are called with (x, rows), or, where ``qkv`` has no norm, with (z, residual, rows). ``total``: makes what
+        adds up the workers' parts of a layer's half, (part [R, H], residual [R, H], rows) -> [R, H]; None: there is one
+        worker.
         """
 
     def join(self, layers: list[Any]) -> Any:
         """(x [R, hidden], rows) -> [R, hidden]: neighbours of one ``fuse`` in turn, in fewer operations where
         that is faster. Weights are theirs."""
+
+    def AddParts(self) -> Any:
+        """(parts [N * R, M], residual [R, M], rows) -> [R, M]: the sum of N workers' rows, in the order of the workers
+        and in float32, then the residual."""
+
+    def JoinParts(self, size: int, width: int) -> Any:
+        """(parts [N * R, M], rows) -> [R, width]: the columns of N = ``size`` workers beside each other, the first
+        ``width`` <= N * M of them."""
 
     def Writer(self, layers: list[Any]) -> Any:
         """(kv [R, L * 2 kv_heads * head_dim], rows) -> int32 [1]: the ``writer()`` of L layers at once.

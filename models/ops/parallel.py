@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
@@ -20,35 +19,29 @@ from ms_spec.models.weights import WeightSpec
 
 
 class Sum(nn.Cell):
-    """x [R, M] of each worker -> their sum [R, M], in float32 and in the order of the workers."""
+    """(x [R, M] of each worker, residual [R, M], rows) -> their sum and the residual [R, M]."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, add: Any) -> None:
         super().__init__()
-        self.gather = ops.AllGather()
-        self.apart = ops.Unstack(0, size)
-        self.size = size
+        self.gather, self.add = ops.AllGather(), add
 
-    def construct(self, x: Tensor) -> Tensor:
-        parts = self.apart(self.gather(x.expand_dims(0)))
-        total = parts[0].astype(ms.float32)
-        for i in range(1, self.size):
-            total = total + parts[i].astype(ms.float32)
-        return total.astype(x.dtype)
+    def construct(self, x: Tensor, residual: Tensor, rows: tuple) -> Tensor:
+        return self.add(self.gather(x), residual, rows)
 
 
 class LinearAdd(nn.Cell):
     """A linear map of which each worker has some columns, added to the residual that all have."""
 
-    def __init__(self, own: Any, size: int) -> None:
+    def __init__(self, own: Any, total: Sum) -> None:
         super().__init__()
-        self.own, self.sum = own, Sum(size)
+        self.own, self.total = own, total
 
     def weights(self, *sources: str) -> list[WeightSpec]:
         specs: list[WeightSpec] = self.own.weights(*sources)
         return specs
 
     def construct(self, x: Tensor, residual: Tensor, rows: tuple) -> Tensor:
-        return self.sum(self.own(x, rows)) + residual
+        return self.total(self.own(x, rows), residual, rows)
 
 
 class Embedding(nn.Cell):
@@ -57,9 +50,9 @@ class Embedding(nn.Cell):
     ``own``: an Embedding of ``each`` tokens, ``first`` the id of the first.
     """
 
-    def __init__(self, own: Any, first: int, each: int, size: int) -> None:
+    def __init__(self, own: Any, first: int, each: int, total: Sum) -> None:
         super().__init__()
-        self.own, self.sum = own, Sum(size)
+        self.own, self.total = own, total
         self.first, self.none = Tensor(np.array([first], np.int32)), Tensor(np.zeros(1, np.int32))
         self.last = Tensor(np.array([each - 1], np.int32))
 
@@ -71,7 +64,8 @@ class Embedding(nn.Cell):
         place = rows[0] - self.first
         here = ops.minimum(ops.maximum(place, self.none), self.last)
         x = self.own((here, *rows[1:]))
-        return self.sum(ops.select((here == place).reshape(-1, 1), x, ops.zeros_like(x)))
+        nothing = ops.zeros_like(x)
+        return self.total(ops.select((here == place).reshape(-1, 1), x, nothing), nothing, rows)
 
 
 class Logits(nn.Cell):
@@ -80,18 +74,16 @@ class Logits(nn.Cell):
     ``own``: a NormLinear or Linear of this worker's tokens.
     """
 
-    def __init__(self, own: Any, vocab: int) -> None:
+    def __init__(self, own: Any, join: Any) -> None:
         super().__init__()
-        self.own, self.vocab = own, vocab
-        self.gather = ops.AllGather()
+        self.own, self.gather, self.join = own, ops.AllGather(), join
 
     def weights(self, *sources: str) -> list[WeightSpec]:
         specs: list[WeightSpec] = self.own.weights(*sources)
         return specs
 
     def construct(self, x: Tensor, rows: tuple) -> Tensor:
-        parts = self.gather(self.own(x, rows).expand_dims(0))
-        return parts.transpose(1, 0, 2).reshape(x.shape[0], -1)[:, : self.vocab]
+        return self.join(self.gather(self.own(x, rows)), rows)
 
 
 class SharedVocabularyOps:
@@ -112,43 +104,47 @@ class SharedVocabularyOps:
         first, last = self._shard.span(vocab)
         return first, last - first
 
+    def _logits(self, own: Any, vocab: int) -> Logits:
+        return Logits(own, self._backend.JoinParts(self._shard.size, vocab))
+
     def Norm(self, size: int, eps: float, tied: Any = None) -> Any:
         return self._backend.Norm(size, eps, _own(tied))
 
     def Linear(self, out: int, inner: int, dtype: str, bias: bool = False, tied: Any = None) -> Any:
         if _own(tied) is tied:
             return self._backend.Linear(out, inner, dtype, bias, tied)
-        return Logits(self._backend.Linear(self._tokens(out)[1], inner, dtype, tied=_own(tied)), out)
+        return self._logits(self._backend.Linear(self._tokens(out)[1], inner, dtype, tied=_own(tied)), out)
 
     def NormLinear(self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False, tied: Any = None) -> Any:
         if _own(tied) is tied:
             return self._backend.NormLinear(out, hidden, eps, dtype, bias, tied)
-        return Logits(self._backend.NormLinear(self._tokens(out)[1], hidden, eps, dtype, tied=_own(tied)), out)
+        return self._logits(self._backend.NormLinear(self._tokens(out)[1], hidden, eps, dtype, tied=_own(tied)), out)
 
 
 class ParallelOps(SharedVocabularyOps):
     """``backend`` for networks that are shared out, each worker with the heads and widths of its own.
 
-    See :class:`ms_spec.models.ops.interface.Backend`. Layers are not fused: between their halves the workers meet.
+    See :class:`ms_spec.models.ops.interface.Backend`.
     """
 
+    def _total(self) -> Sum:
+        return Sum(self._backend.AddParts())
+
     def LinearAdd(self, out: int, inner: int, dtype: str, bias: bool = False) -> Any:
-        return LinearAdd(self._backend.Linear(out, inner, dtype, bias), self._shard.size)
+        return LinearAdd(self._backend.Linear(out, inner, dtype, bias), self._total())
 
     def Embedding(self, vocab: int, hidden: int, dtype: str) -> Any:
         first, each = self._tokens(vocab)
-        return Embedding(self._backend.Embedding(each, hidden, dtype), first, each, self._shard.size)
+        return Embedding(self._backend.Embedding(each, hidden, dtype), first, each, self._total())
 
     def Head(self, out: int, hidden: int, eps: float, dtype: str, bias: bool = False, tied: Any = None) -> Any:
-        return Logits(self._backend.Head(self._tokens(out)[1], hidden, eps, dtype, bias, _own(tied)), out)
+        return self._logits(self._backend.Head(self._tokens(out)[1], hidden, eps, dtype, bias, _own(tied)), out)
 
     def fuse(self, layers: list[Any]) -> list[Any]:
-        return layers
+        fused: list[Any] = self._backend.fuse(layers, self._total)
+        return fused
 
     join = staticmethod(plain_rows.InTurn)
-
-    def Writer(self, layers: list[Any]) -> Any:
-        return plain_rows.Writers([layer.attention.writer() for layer in layers])
 
 
 def _own(tied: Any) -> Any:

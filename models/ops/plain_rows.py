@@ -81,6 +81,33 @@ class Writers(nn.Cell):
         return rows[4]
 
 
+class AddParts(nn.Cell):
+    """(parts [N * R, M], residual [R, M], rows) -> [R, M]: N workers' rows added in float32 and in their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.apart = ops.Unstack(0)
+
+    def construct(self, parts: Tensor, residual: Tensor, rows: tuple) -> Tensor:
+        own = self.apart(parts.reshape(-1, *residual.shape))
+        total = own[0].astype(ms.float32)
+        for part in own[1:]:
+            total = total + part.astype(ms.float32)
+        return total.astype(residual.dtype) + residual
+
+
+class JoinParts(nn.Cell):
+    """(parts [N * R, M], rows) -> [R, width]: N workers' columns beside each other."""
+
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__()
+        self.size, self.width = size, width
+
+    def construct(self, parts: Tensor, rows: tuple) -> Tensor:
+        apart = parts.reshape(self.size, -1, parts.shape[1]).transpose(1, 0, 2)
+        return apart.reshape(apart.shape[0], -1)[:, : self.width]
+
+
 class Stamp(nn.Cell):
     """(x int32) -> (x, int32 [2] zeros): no clock can be read from inside a graph here."""
 

@@ -343,10 +343,16 @@ class ReferenceOps:
     def TakeRows(self) -> plain_rows.TakeRows:
         return plain_rows.TakeRows(LIVE)
 
-    def fuse(self, layers: list[nn.Cell]) -> list[nn.Cell]:
+    def fuse(self, layers: list[nn.Cell], total: Any = None) -> list[nn.Cell]:
         return layers
 
     join = staticmethod(plain_rows.InTurn)
+
+    def AddParts(self) -> plain_rows.AddParts:
+        return plain_rows.AddParts()
+
+    def JoinParts(self, size: int, width: int) -> plain_rows.JoinParts:
+        return plain_rows.JoinParts(size, width)
 
     def Writer(self, layers: list[Any]) -> nn.Cell:
         return plain_rows.Writers([layer.attention.writer() for layer in layers])

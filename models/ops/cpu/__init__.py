@@ -39,6 +39,8 @@ class CpuOps:
     Stamp = clock.Stamp
     fuse = staticmethod(layers.fuse)
     join = staticmethod(layers.join)
+    AddParts = layers.AddParts
+    JoinParts = layers.JoinParts
     Writer = staticmethod(layers.Writer)
 
     def __init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -212,7 +213,7 @@ class Attention(nn.Cell):
 class WriteKV(nn.Cell):
     """Rotary embedding and cache write, as an Attention does them, or all fused layers, without attention."""
 
-    def __init__(self, owner: Attention | LayerKernel) -> None:
+    def __init__(self, owner: Attention | FusedLayer) -> None:
         super().__init__()
         self.k_cache, self.v_cache = owner.k_cache, owner.v_cache
         self.cos, self.sin = owner.cos, owner.sin
@@ -229,6 +230,8 @@ class WriteKV(nn.Cell):
 def _own_parameters(layer: Any) -> dict[str, Any]:
     """What a decoder layer owns, by the names that its fused twin uses."""
     qkv, attention, gated = layer.qkv, layer.attention, layer.gated
+    # Where several workers share the layer, the maps whose sums they add up hold this worker's.
+    output, down = (getattr(linear, "own", linear) for linear in (layer.output, layer.down))
     return {
         "k_cache": attention.k_cache,
         "v_cache": attention.v_cache,
@@ -237,25 +240,22 @@ def _own_parameters(layer: Any) -> dict[str, Any]:
         "gamma": getattr(qkv, "gamma", _NO_BIAS),
         "qkv": qkv.weight,
         "qkv_bias": qkv.bias,
-        "output": layer.output.weight,
-        "output_bias": layer.output.bias,
+        "output": output.weight,
+        "output_bias": output.bias,
         "gamma2": gated.gamma,
         "gate_up": gated.gate_up,
         "gate_bias": gated.gate_bias,
         "up_bias": gated.up_bias,
-        "down": layer.down.weight,
-        "down_bias": layer.down.bias,
+        "down": down.weight,
+        "down_bias": down.bias,
     }
 
 
-class LayerKernel(nn.Cell):
-    """Decoder layers in one kernel, on parameters that hold those of all layers: each costs time at every step.
+class FusedLayer(nn.Cell):
+    """Decoder layers in few kernels, on parameters that hold those of all layers: each costs time at every step.
 
     layer: the first of them, ``index`` among ``count`` that share parameters; ``depth``: how many it runs.
     """
-
-    kernel_name, residual = "", 0
-    """Its kernel without the dtype; the input that it adds to."""
 
     def __init__(self, layer: Any, index: int, shared: dict[str, Any], count: int, depth: int = 1) -> None:
         super().__init__()
@@ -264,9 +264,7 @@ class LayerKernel(nn.Cell):
         self.cos, self.sin, self.eps = layer.attention.cos, layer.attention.sin, layer.gated.eps
         for name, parameter in shared.items():
             setattr(self, name, parameter)
-        # The output is as what the layer adds to: its only [R, hidden] input, or the last.
-        made, like = f"{self.kernel_name}_{layer.qkv.dtype}", self.residual
-        self.op = kernel(made, lambda *shapes: shapes[like], lambda *_: ms.float32, mutates=True)
+        self.dtype, self.hidden = layer.qkv.dtype, layer.gated.shape[1]
         self.specs_of_layer = layer.weights
         self.place = {id(own): shared[name] for name, own in _own_parameters(layer).items()}
         self.part = (index, count)
@@ -276,35 +274,76 @@ class LayerKernel(nn.Cell):
         specs = self.specs_of_layer(at)
         return [replace(spec, parameter=self.place[id(spec.parameter)], part=self.part) for spec in specs]
 
-    def call(self, x: Tensor, rows: tuple, *more: Tensor) -> Tensor:
-        return self.op(
-            *(x, rows[1], rows[HORIZON], rows[2], rows[4], rows[5], self.cos, self.sin),
+    def kernel(self, name: str, mutates: bool = True) -> Any:
+        """One of the layer's kernels; its output is [R, hidden]."""
+        return kernel(f"{name}_{self.dtype}", *_like(0, self.hidden), mutates=mutates)
+
+    def attention(self, x: Tensor, rows: tuple) -> tuple:
+        """What a kernel takes to attend to x."""
+        return (
+            *(x, rows[1], rows[HORIZON], rows[2], rows[4], rows[5], self.cos, self.sin, self.eps, self.numbers),
             *(self.k_cache, self.v_cache, self.q_gamma, self.k_gamma, self.gamma, self.qkv, self.qkv_bias),
-            *(self.output, self.output_bias, self.gamma2, self.gate_up, self.gate_bias, self.up_bias),
-            *(self.down, self.down_bias, self.eps, self.numbers, *more),
+            *(self.output, self.output_bias),
         )
 
+    def feeding(self) -> tuple:
+        """The parameters of the feed-forward network."""
+        return self.gamma2, self.gate_up, self.gate_bias, self.up_bias, self.down, self.down_bias
 
-class FusedLayer(LayerKernel):
-    """Layers that attend to the norm of what they add to."""
 
-    kernel_name, residual = "layers", 0
+class NormedLayers(FusedLayer):
+    """Layers that attend to the norm of what they add to, in one kernel."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.whole = self.kernel("layers")
 
     def construct(self, x: Tensor, rows: tuple) -> Tensor:
-        return self.call(x, rows)
+        return self.whole(*self.attention(x, rows), *self.feeding())
 
 
-class FusedFedLayer(LayerKernel):
-    """A layer that attends to z as it is, and adds to something else."""
+class FedLayer(FusedLayer):
+    """A layer that attends to z as it is, and adds to something else, in one kernel."""
 
-    kernel_name, residual = "fed_layer", -1
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.whole = self.kernel("fed_layer")
 
     def construct(self, z: Tensor, residual: Tensor, rows: tuple) -> Tensor:
-        return self.call(z, rows, residual)
+        return self.whole(*self.attention(z, rows), *self.feeding(), residual)
 
 
-def fuse(layers: list[Any]) -> list[Any]:
-    """Decoder layers of one shape, each in one kernel, on parameters that they share."""
+class HalvedLayer(FusedLayer):
+    """This worker's part of a layer: a kernel for each half, and behind it a sum of what all workers have."""
+
+    def __init__(self, sums: tuple[Any, Any], *given: Any) -> None:
+        super().__init__(*given)
+        self.attend, self.feed = self.kernel("attend"), self.kernel("feed", mutates=False)
+        self.attended, self.fed = sums
+
+    def added(self, z: Tensor, residual: Tensor, rows: tuple) -> Tensor:
+        """The residual stream behind the layer, which attends to z, or to its norm where it has one."""
+        x = self.attended(self.attend(*self.attention(z, rows)), residual, rows)
+        made = self.feed(x, rows[4], self.eps, self.numbers, *self.feeding())
+        return self.fed(made, x, rows)
+
+
+class HalvedNormedLayer(HalvedLayer):
+    """See NormedLayers."""
+
+    def construct(self, x: Tensor, rows: tuple) -> Tensor:
+        return self.added(x, x, rows)
+
+
+class HalvedFedLayer(HalvedLayer):
+    """See FedLayer."""
+
+    def construct(self, z: Tensor, residual: Tensor, rows: tuple) -> Tensor:
+        return self.added(z, residual, rows)
+
+
+def _shared_parameters(layers: list[Any]) -> dict[str, Any]:
+    """Room for the parameters of all layers, by their names."""
     shared: dict[str, Any] = {}
     for name, own in _own_parameters(layers[0]).items():
         if own is _NO_BIAS:
@@ -313,18 +352,50 @@ def fuse(layers: list[Any]) -> list[Any]:
             shared[name] = _zeros(name, (len(layers), *own.shape))
         else:  # the loader gives it its shape
             shared[name] = Parameter(Tensor(np.zeros(1), own.dtype), name=name, requires_grad=False)
-    made = FusedLayer if isinstance(layers[0].qkv, NormLinear) else FusedFedLayer
-    return [made(layer, i, shared, len(layers)) for i, layer in enumerate(layers)]
+    return shared
 
 
-def join(layers: list[FusedLayer]) -> FusedLayer:
+def fuse(layers: list[Any], total: Callable[[], Any] | None = None) -> list[Any]:
+    """Decoder layers of one shape, each in one kernel, or in two with a ``total`` behind each."""
+    shared, count = _shared_parameters(layers), len(layers)
+    normed = isinstance(layers[0].qkv, NormLinear)
+    if total is None:
+        made = NormedLayers if normed else FedLayer
+        return [made(layer, i, shared, count) for i, layer in enumerate(layers)]
+    halved = HalvedNormedLayer if normed else HalvedFedLayer
+    return [halved((total(), total()), layer, i, shared, count) for i, layer in enumerate(layers)]
+
+
+def join(layers: list[NormedLayers]) -> NormedLayers:
     """Neighbouring layers of one ``fuse`` in one kernel."""
-    return FusedLayer(*layers[0].made_of, depth=len(layers))
+    return NormedLayers(*layers[0].made_of, len(layers))
 
 
-def Writer(layers: list[LayerKernel]) -> WriteKV:
+def Writer(layers: list[FusedLayer]) -> WriteKV:
     """See :class:`ms_spec.models.ops.interface.Backend`; all layers of one ``fuse`` share their caches."""
     return WriteKV(layers[0])
+
+
+class AddParts(nn.Cell):
+    """The sum of several workers' parts and of a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.op = kernel("add_parts", lambda parts, residual, count: residual, lambda *_: ms.float32)
+
+    def construct(self, parts: Tensor, residual: Tensor, rows: tuple) -> Tensor:
+        return self.op(parts, residual, rows[4])
+
+
+class JoinParts(nn.Cell):
+    """Several workers' columns beside each other."""
+
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__()
+        self.op = kernel("join_parts", lambda parts, count: [parts[0] // size, width], lambda *_: ms.float32)
+
+    def construct(self, parts: Tensor, rows: tuple) -> Tensor:
+        return self.op(parts, rows[4])
 
 
 class WriteHistory(nn.Cell):
