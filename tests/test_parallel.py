@@ -48,10 +48,10 @@ def engines(workers: int) -> dict[str, dict[str, Any]]:
     eagle3 = td.eagle3(vocab=127, loud=LOUD, draft_vocab=None, aux_ids=[0, 1, 2])
     llama = {
         "plain": {},
-        "ngram": {**lookup, "max_num_seqs": 4 // workers},
+        "ngram": {**lookup, "max_num_seqs": 4 // workers, "async_scheduling": True},
         "eagle3": drafting("eagle3", eagle3),
         "eagle3 shared out": drafting("eagle3", eagle3, draft_tensor_parallel_size=workers),
-        "draft_model": drafting("draft_model", target("llama")),
+        "draft_model": {**drafting("draft_model", target("llama")), "async_scheduling": True},
     }
     cases = {("llama", name): extra for name, extra in llama.items()}
     cases.update({("qwen3", "plain"): {}, ("qwen3", "ngram"): lookup})
