@@ -150,7 +150,7 @@ def test_the_gate_gives_up_on_bad_drafts():
     engine, _ = toy_engine("junk", overlapped=True)
     (output,) = run(engine, [([5, 6, 7], greedy(100))])
     assert output.outputs[0].token_ids == reference([5, 6, 7], greedy(100))
-    assert output.metrics.num_draft_tokens < 40
+    assert output.metrics.num_draft_tokens < 80
 
 
 # What a step leaves for the next one, on the device
