@@ -19,7 +19,8 @@ class AheadScheduler(Scheduler):
 
         They do where blocks are short: nobody is preempted, and no block is taken back, while a step runs.
         """
-        in_flight: dict[Sequence, Row | Chunk] = {item.seq: item for item in (*flying.rows, *flying.chunks)}
+        items: list[Row | Chunk] = [*flying.rows, *flying.chunks]
+        in_flight = {item.seq: item for item in items}
         rows: list[Row] = []
         reading: list[tuple[Sequence, int]] = []
         for seq in self.running:

@@ -237,10 +237,9 @@ def test_steps_that_carry_on_export_too(tmp_path):
     for (kind, n, w), path in files.items():
         graph, decodes = Graph(path), kind == "decode"
         check(graph, kind, n, w, True, 128, ("carried",) if decodes else ())
-        (carry,) = [value for name, value in graph.parameters.items() if name == "carry"]
+        (carry,) = [value for name, value in graph.parameters.items() if name.endswith("carry")]
         assert carry[1] == [3, 1 + K]
-        writes = [inputs[0] for inputs in graph.calls("ScatterNdUpdate")]
-        assert [graph.short(name).split(".")[-1] for name in writes].count("carry") == 1
+        assert sum(inputs[0].endswith("carry") for inputs in graph.calls("ScatterNdUpdate")) == 1
         if decodes:  # the tokens of the first layer come from what was left behind
             assert "carried" in graph.before(graph.calls("ReshapeAndCache")[0][0])
 
