@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ms_spec.async_scheduling import obstacle, runs_ahead
+from ms_spec.async_scheduling import runs_ahead
 from ms_spec.config import EngineConfig
 from ms_spec.fitting import fit
 from ms_spec.hidden_states import open_sink
@@ -47,9 +47,6 @@ def assemble(config: EngineConfig) -> Parts:
             len(tokenizer),
             vocab,
         )
-    reason = obstacle(config) if config.async_scheduling else None
-    if reason is not None:
-        _log.warning("async_scheduling = true has no effect: %s; the output is the same", reason)
     device = device_of(config)
     sink = open_sink(config, loaded.config, device)
     if world() is not None:
