@@ -211,7 +211,7 @@ class LLM:
 
     def metrics(self) -> EngineMetrics:
         """Counts over all requests since the start."""
-        with self._turn():
+        with HeldInterrupts(), self._turn():
             return self._engine.metrics()
 
     def close(self) -> None:
