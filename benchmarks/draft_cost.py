@@ -5,10 +5,8 @@ The drafts are noise and none is verified: steps of one column, in which the dra
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -16,7 +14,7 @@ from typing import Any
 
 from benchmarks.bench import Bench
 from benchmarks.figures import Figure
-from benchmarks.random_drafts import DFLASH_LAYERS, EAGLE3_VOCAB, WRITERS, dflash_layers
+from benchmarks.random_drafts import DFLASH_LAYERS, EAGLE3_VOCAB, WRITERS, cache_in, dflash_layers
 from benchmarks.steps import ROUNDS, Steps
 from benchmarks.timing import interleave, milliseconds, spread
 
@@ -51,7 +49,7 @@ def draft_cost(bench: Bench) -> Iterator[Figure]:
     config = bench.loaded.config
     bench.engine()  # what it caches has to stay
     for method, write in WRITERS.items():
-        with tempfile.TemporaryDirectory(prefix="ms-spec-drafts-") as folder, _cache_in(Path(folder) / "cache"):
+        with tempfile.TemporaryDirectory(prefix="ms-spec-drafts-") as folder, cache_in(Path(folder) / "cache"):
             bench.say(f"writing random weights: {method}")
             draft = Path(folder) / method
             write(draft, config, DRAFTS)
@@ -97,23 +95,3 @@ def _measure(bench: Bench, method: str, draft: str) -> tuple[float, dict[str, An
         "step_ms": {name: milliseconds(seconds)["median"] for name, seconds in seen.items()},
     }
     return (median(seen[str(DRAFTS)]) - median(seen[first])) / parts / step, details
-
-
-@contextmanager
-def _cache_in(folder: Path) -> Iterator[None]:
-    """A cache folder in which all that is cached already is found, and what is added goes away with it."""
-    from ms_spec.models.user_cache import KINDS, cache_root
-
-    for kind in KINDS:
-        (folder / kind).mkdir(parents=True)
-        for entry in (cache_root() / kind).glob("[!.]*"):
-            (folder / kind / entry.name).symlink_to(entry.resolve())
-    before = os.environ.get("MS_SPEC_CACHE")
-    os.environ["MS_SPEC_CACHE"] = str(folder)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["MS_SPEC_CACHE"]
-        else:
-            os.environ["MS_SPEC_CACHE"] = before

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +173,23 @@ def dflash_layers(config: Any) -> tuple[int, ...]:
 
 WRITERS = {"eagle3": eagle3, "medusa": medusa, "mtp": mtp, "dflash": dflash}
 """Method -> (folder, shape of the target, K): writes its checkpoint."""
+
+
+@contextmanager
+def cache_in(folder: Path) -> Iterator[None]:
+    """A cache folder in which all that is cached already is found, and what is added goes away with it."""
+    from ms_spec.models.user_cache import KINDS, cache_root
+
+    for kind in KINDS:
+        (folder / kind).mkdir(parents=True)
+        for entry in (cache_root() / kind).glob("[!.]*"):
+            (folder / kind / entry.name).symlink_to(entry.resolve())
+    before = os.environ.get("MS_SPEC_CACHE")
+    os.environ["MS_SPEC_CACHE"] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["MS_SPEC_CACHE"]
+        else:
+            os.environ["MS_SPEC_CACHE"] = before

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ms_spec.async_scheduling import runs_ahead
 from ms_spec.config import EngineConfig
 from ms_spec.fitting import fit
 from ms_spec.hidden_states import open_sink
@@ -65,6 +66,7 @@ def assemble(config: EngineConfig) -> Parts:
         loaded.generation_defaults,
         build_host_proposer(config.speculative_config, limits.max_model_len) if config.speculative_config else None,
         sink,
+        runs_ahead(config),
         close,
     )
 

@@ -236,7 +236,7 @@ class EngineConfig(Section):
                 f"speculative_config.draft_tensor_parallel_size = {ranks}: must be {' or '.join(map(str, allowed))} "
                 "(1, or tensor_parallel_size); use 1"
             )
-        for field in ("enable_expert_parallel", "async_scheduling", "enable_prefix_caching"):
+        for field in ("enable_expert_parallel", "enable_prefix_caching"):
             if getattr(self, field):
                 raise _unavailable(field, True, "false")
         if self.enable_chunked_prefill is False:

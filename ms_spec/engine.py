@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Collection, Iterable
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from ms_spec.draft_budget import DraftGate
 from ms_spec.errors import EngineError, RequestError
@@ -25,6 +25,8 @@ from ms_spec.stopping import Decoder, Stopping
 from ms_spec.work import Result, Runner, Work
 
 NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
+Results = tuple[list[Optional[Result]], list[Result]]
+"""Of a step's chunks, and of its rows."""
 NONE_LEFT = ", or logit_bias, allowed_token_ids, bad_words and min_tokens leave no token"
 
 
@@ -48,6 +50,8 @@ class Engine:
     tokenizer: for what needs more than ``make_decoder``: bad words, and the texts beside log-probabilities.
     """
 
+    scheduler_type = Scheduler
+
     def __init__(
         self,
         runner: Runner,
@@ -65,7 +69,7 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.limits = limits
-        self.scheduler = Scheduler(limits, lone_history, adaptive)
+        self.scheduler = self.scheduler_type(limits, lone_history, adaptive)
         self._runner = runner
         self._vocab_size = vocab_size
         self._eos = frozenset(eos)
@@ -171,35 +175,49 @@ class Engine:
     def step(self) -> list[Delta]:
         """Computes one step and returns what it added. If the model fails, every request ends with an error."""
         plan = self.scheduler.schedule()
-        if not plan.rows and not plan.chunks:
-            if self._saving:
-                return self._end_saved(wait_for_one=True)
-            if self._requests:
-                return self._fail_all("internal error: nothing can be scheduled")
-            return []
+        if plan.empty:
+            return self._without_a_step()
         try:
-            chunk_results, row_results = self._call(self._execute, plan)
+            results = self._call(self._execute, *self._works(plan))
         except Exception as error:
-            first = (str(error).strip().splitlines() or [""])[0]
-            return self._fail_all(f"the model failed: {type(error).__name__}: {first}")
+            return self._fail_all(failure(error))
+        return self._take(plan, results)
+
+    def advance(self, enough: Callable[[], bool]) -> None:
+        """Steps until ``enough`` says that a caller has something to look at: here that is after every step."""
+        del enough
+        self.step()
+
+    def _without_a_step(self) -> list[Delta]:
+        if self._saving:
+            return self._end_saved(wait_for_one=True)
+        return self._fail_all("internal error: nothing can be scheduled") if self._requests else []
+
+    def _works(self, plan: Plan) -> tuple[list[tuple[Work, bool]], list[Work]]:
+        """What is to be computed: chunks, and whether each is its prompt's last; and rows."""
+        return [(self._chunk_work(chunk), chunk.last) for chunk in plan.chunks], [self._row_work(r) for r in plan.rows]
+
+    def _execute(self, chunks: list[tuple[Work, bool]], rows: list[Work]) -> Results:
+        """All model calls of one step, on the model's thread."""
+        read = [self._runner.prefill(work, last) for work, last in chunks]
+        return read, self._runner.decode(rows) if rows else []
+
+    def _take(self, plan: Plan, results: Results) -> list[Delta]:
+        """Takes over what a step computed, but for sequences that have ended since it was planned."""
         now = self._clock()
         self._totals.num_engine_steps += 1
         deltas: list[Delta] = []
-        for chunk, result in zip(plan.chunks, chunk_results):
-            self._take_chunk(chunk, result, now, deltas)
-        for row, result in zip(plan.rows, row_results):
-            self._take_row(row, result, now, deltas)
+        for chunk, read in zip(plan.chunks, results[0]):
+            if chunk.seq.state != FINISHED:
+                self._take_chunk(chunk, read, now, deltas)
+        for row, result in zip(plan.rows, results[1]):
+            if row.seq.state != FINISHED:
+                self._take_row(row, result, now, deltas)
         return deltas + self._end_saved(wait_for_one=False)
 
-    def _execute(self, plan: Plan) -> tuple[list[Result | None], list[Result]]:
-        """All model calls of one step, on the model's thread."""
-        chunks = [self._runner.prefill(self._chunk_work(chunk), chunk.last) for chunk in plan.chunks]
-        rows = self._runner.decode([self._row_work(row) for row in plan.rows]) if plan.rows else []
-        return chunks, rows
-
     def _chunk_work(self, chunk: Chunk) -> Work:
-        seq, end = chunk.seq, chunk.seq.computed + chunk.size
-        work = self._work(seq, seq.tokens[seq.computed : end], seq.computed, chunk.limit)
+        seq, end = chunk.seq, chunk.start + chunk.size
+        work = self._work(seq, seq.tokens[chunk.start : end], chunk.start, chunk.limit)
         if end < len(seq.tokens):
             work.next_token = seq.tokens[end]
         work.logprobs = work.logprobs and chunk.last
@@ -259,9 +277,11 @@ class Engine:
         seq = row.seq
         seq.metrics.decode_seconds = now - (seq.first_token_at or now)
         accepted = result.num_accepted
+        # A row that was planned before its drafts were there has at most as many as came, and as fit.
+        drafted = min(row.num_drafts, len(seq.drafts), self.limits.max_model_len - len(seq.tokens))
         # The gate learns from what the model said, the metrics count what was emitted.
-        seq.gate.record(row.num_drafts, accepted, row.limit)
-        deltas.append(self._emit(seq, result, accepted, row.limit, row.num_drafts))
+        seq.gate.record(drafted, accepted, row.limit)
+        deltas.append(self._emit(seq, result, accepted, row.limit, drafted))
 
     def _emit(self, seq: Sequence, result: Result, accepted: int, limit: int, drafted: int | None = None) -> Delta:
         """Takes over a result's tokens up to the first that ends the sequence. drafted None: not a decode step."""
@@ -392,6 +412,12 @@ class Engine:
         return request_seed(self._seed, number)
 
 
+def failure(error: Exception) -> str:
+    """What the requests of a step hear that the model has failed in."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"the model failed: {type(error).__name__}: {first}"
+
+
 def _together(sequences: list[Sequence]) -> Metrics:
     """The metrics of a request with several samples. They ran side by side, so their time is the longest."""
     total = Metrics()
@@ -401,4 +427,4 @@ def _together(sequences: list[Sequence]) -> Metrics:
     return total
 
 
-__all__ = ["Engine", "EngineError", "call_here"]
+__all__ = ["Engine", "EngineError", "Results", "call_here", "failure"]

@@ -39,6 +39,7 @@ def export_graphs(
     rule_options: dict[str, Any] | None = None,
     model_impl: str = "ms_spec",
     shard: Shard = WHOLE,
+    carries: bool = False,
 ) -> dict[tuple[str, int, int], Path]:
     """Exports the decode and prefill graphs of a model. The weights are zeros: the graphs are what is wanted.
 
@@ -55,6 +56,7 @@ def export_graphs(
         rule_options: as :func:`ms_spec.verify.rules.make_rule` takes them.
         model_impl: whose network the target is: "ms_spec" or "mindformers".
         shard: the worker whose graphs they are, where several share the model (and a drafter has it as a whole).
+        carries: the graphs of an engine with ``async_scheduling``.
 
     Returns:
         The file of each graph (kind, n, w).
@@ -94,6 +96,7 @@ def export_graphs(
         num_drafts=num_drafts,
         proposer=proposer,
         rule_options=rule_options or {},
+        carries=carries,
     )
     return export_runner(runner, folder)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
+from ms_spec.async_scheduling import obstacle
 from ms_spec.config import EngineConfig
 from ms_spec.draft_choice import choose_draft
 from ms_spec.errors import ConfigError
@@ -16,11 +18,16 @@ if TYPE_CHECKING:
     from ms_spec.models.drafts import Draft
     from ms_spec.models.loading import Loaded
 
+_log = logging.getLogger("ms_spec")
+
 
 def fit(config: EngineConfig, loaded: Loaded) -> tuple[EngineConfig, Draft | None, Limits]:
     """The configuration without gaps, the draft, the sizes. Raises ConfigError (one line) where something cannot be."""
     _check_parts(loaded.config, config.tensor_parallel_size, "tensor_parallel_size")
     config, draft = choose_draft(config, loaded)
+    reason = obstacle(config) if config.async_scheduling else None
+    if reason is not None:
+        _log.warning("async_scheduling = true has no effect: %s; the output is the same", reason)
     numbers = 0
     if draft is not None:
         ranks = config.draft_ranks

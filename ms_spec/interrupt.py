@@ -66,6 +66,7 @@ class HeldInterrupts:
     def __init__(self) -> None:
         self._main = _AVAILABLE and threading.current_thread() is threading.main_thread()
         self._asked = False
+        self._waits = False
         self._left = False
         self._before: Any = None
 
@@ -91,13 +92,17 @@ class HeldInterrupts:
         self._asked = self._before != signal.SIG_IGN
 
     def until_it_waits(self) -> None:
-        """For the thread that does the work, before MindSpore gets it: until the main thread is inside :meth:`wait`."""
-        if not self._main:
+        """For the thread that does the work, before MindSpore gets it: until the main thread is inside :meth:`wait`.
+
+        Costs nothing from the second time on, when it has seen it there.
+        """
+        if not self._main or self._waits:
             return
         status = _main_status(os.getpid())
         while status is not None and not self._left:
             blocked = os.pread(status, 4096, 0).partition(b"SigBlk:")[2].split(maxsplit=1)[0]
             if not int(blocked, 16) >> (signal.SIGINT - 1) & 1:  # a signal that is waited for does not count as blocked
+                self._waits = True
                 return
             time.sleep(0)
 

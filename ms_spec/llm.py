@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any
 
 from ms_spec.config import EngineConfig
@@ -31,9 +32,10 @@ from ms_spec.interrupt import HeldInterrupts
 from ms_spec.limits import device_of
 from ms_spec.metrics import EngineMetrics
 from ms_spec.outputs import RequestOutput
+from ms_spec.overlap import OverlappedEngine
 from ms_spec.parts import Parts, sampling_defaults
 from ms_spec.request import Request
-from ms_spec.runtime import graph_thread
+from ms_spec.runtime import graph_thread, plan_thread
 from ms_spec.sampling_params import SamplingParams
 from ms_spec.world import check_world, leads
 
@@ -78,6 +80,7 @@ class LLM:
         self.limits = parts.limits
         self._parts: Parts | None = parts
         self._lock = threading.RLock()
+        self._asking: deque[None] = deque()
         if config.distributed_executor_backend is not None:
             _log.info("distributed_executor_backend = %s has no effect here", config.distributed_executor_backend)
         drafts = 0 if config.speculative_config is None else parts.limits.num_speculative_tokens
@@ -91,14 +94,22 @@ class LLM:
             )
         inherit = config.generation_config == "auto"
         self._defaults = sampling_defaults(parts.generation_config) if inherit else {}
-        self._engine = Engine(
+        make_engine: Callable[..., Engine] = partial(Engine, call=graph_thread().run)
+        if parts.carries:
+            plans, asking = plan_thread(), self._asking
+            make_engine = partial(
+                OverlappedEngine,
+                submit=graph_thread().submit,
+                on_thread=plans.run,
+                may_go_on=lambda: plans.may_go_on() and not asking,
+            )
+        self._engine = make_engine(
             parts.runner,
             parts.limits,
             parts.vocab_size,
             parts.eos_token_ids,
             parts.make_decoder,
             seed=config.seed,
-            call=graph_thread().run,
             lone_history=config.additional_config.rejection_sampler_config.enable_entropy_verify,
             drafter=parts.drafter,
             sink=parts.sink,
@@ -200,12 +211,12 @@ class LLM:
 
     def metrics(self) -> EngineMetrics:
         """Counts over all requests since the start."""
-        with self._lock:
+        with HeldInterrupts(), self._turn():
             return self._engine.metrics()
 
     def close(self) -> None:
         """Aborts what is running and lets the model go. Using the LLM afterwards is an error."""
-        with HeldInterrupts(), self._lock:
+        with HeldInterrupts(), self._turn():
             if self._parts is not None:
                 self._engine.abort_all()
                 if self._parts.sink is not None:
@@ -250,7 +261,7 @@ class LLM:
                     continue
             left = len(requests)
             while left:
-                for request, finished in self._advance(inbox):
+                for request, finished in self._advance(inbox, only_finished):
                     output = request.output
                     left -= finished
                     if finished and len(items) == 1 and request.failed:
@@ -259,16 +270,33 @@ class LLM:
                     if finished or not (only_finished or output.finished):
                         yield places[id(request)], output
         finally:
-            with HeldInterrupts(), self._lock:
+            with HeldInterrupts(), self._turn():
                 for request in requests:
                     if not request.output.finished:
                         self._engine.abort(request.output.request_id)
 
-    def _advance(self, inbox: deque[Request]) -> list[tuple[Request, bool]]:
-        """Requests of this caller that have grown, and whether they are finished. Computes a step if none has."""
-        with HeldInterrupts(), self._lock:
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """The engine is this thread's. An engine that runs on and on sees that somebody asks for it."""
+        self._asking.append(None)
+        try:
+            self._lock.acquire()
+        finally:
+            self._asking.pop()
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _advance(self, inbox: deque[Request], only_finished: bool) -> list[tuple[Request, bool]]:
+        """Requests of this caller that have grown, and whether they are finished. Computes steps if none has."""
+
+        def enough() -> bool:
+            return any(request.output.finished or not only_finished for request in inbox)
+
+        with HeldInterrupts(), self._turn():
             if not inbox:
-                self._engine.step()
+                self._engine.advance(enough)
             grown = [(request, request.output.finished) for request in inbox]
             for request in inbox:
                 request.changed = False
@@ -280,7 +308,7 @@ class LLM:
         text, ids = read_prompt(item)
         if ids is None:
             ids = encode_text(parts.tokenizer, text or "", parts.vocab_size)
-        with self._lock:
+        with self._turn():
             return self._engine.add_request(ids, params, prompt=text, num_drafts=num_drafts)
 
     def _checked(

@@ -37,6 +37,7 @@ class Parts:
     generation_config: the checkpoint's generation_config.json, {} without one.
     drafter: drafts between steps; None where the step graphs draft, or nothing does.
     sink: takes the hidden states that the runner returns; None where it returns none.
+    carries: the runner takes steps before the results of those before them are there.
     """
 
     runner: Runner
@@ -48,6 +49,7 @@ class Parts:
     generation_config: Mapping[str, Any] = field(default_factory=dict)
     drafter: HostProposer | None = None
     sink: HiddenStatesSink | None = None
+    carries: bool = False
     close: Callable[[], None] = _nothing
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mindspore import Tensor, nn
 
+from ms_spec.async_scheduling import runs_ahead
+from ms_spec.carry import CarriedStep, new_carry
 from ms_spec.config import EngineConfig
 from ms_spec.limits import Limits, device_of, weights_dtype
 from ms_spec.models.checkpoint.sharded import sharded
@@ -55,12 +57,16 @@ class Inputs:
     limit: np.ndarray
     next_token: np.ndarray
     uniforms: np.ndarray
+    carried: np.ndarray | None
     draft_bounds: tuple[np.ndarray, ...]
     tensors: tuple[Tensor, ...] = ()
 
     @classmethod
-    def of(cls, n: int, w: int, blocks: int, drawn: int, host_bounds: bool, grids: Sequence[int]) -> Inputs:
-        """``drawn``: uniforms of a request; ``grids``: widths of the proposer's own grids."""
+    def of(
+        cls, n: int, w: int, blocks: int, drawn: int, host_bounds: bool, grids: Sequence[int], carries: bool = False
+    ) -> Inputs:
+        """``drawn``: uniforms of a request; ``grids``: widths of the proposer's own grids; ``carries``: for a
+        :class:`ms_spec.carry.CarriedStep`."""
         made = cls(
             slot=np.zeros(n, np.int32),
             tokens=np.full((n, w), -1, np.int32),
@@ -75,6 +81,7 @@ class Inputs:
             limit=np.zeros(n, np.int32),
             next_token=np.full(n, -1, np.int32),
             uniforms=np.zeros((n, drawn), np.float32),
+            carried=np.zeros(n, np.int32) if carries else None,
             draft_bounds=tuple(np.ones(n * width, np.int32) for width in grids) if host_bounds else (),
         )
         made.tensors = tuple(Tensor.from_numpy(array) for array in made.arrays())
@@ -83,7 +90,7 @@ class Inputs:
     def arrays(self) -> list[np.ndarray]:
         """In the order of the steps' arguments."""
         names = [name for name in self.__dataclass_fields__ if name not in ("draft_bounds", "tensors")]
-        return [*(getattr(self, name) for name in names), *self.draft_bounds]
+        return [*(array for array in map(self.__getattribute__, names) if array is not None), *self.draft_bounds]
 
     def copies(self) -> tuple[Tensor, ...]:
         """Tensors that share no memory with the host's arrays."""
@@ -103,6 +110,7 @@ class ModelRunner:
         rule_options: keyword arguments of :func:`ms_spec.verify.rules.make_rule`.
         max_logprobs: most log-probabilities that a request can ask for at each place.
         eager: run operator by operator, without compiled graphs.
+        carries: steps can be handed over before the results of those before them are there, see :mod:`ms_spec.carry`.
     """
 
     inputs_type = Inputs
@@ -123,6 +131,7 @@ class ModelRunner:
         rule_options: dict[str, Any],
         max_logprobs: int = 20,
         eager: bool = False,
+        carries: bool = False,
     ) -> None:
         self.num_blocks, self.block_size, self.max_len = num_blocks, block_size, max_len
         self.buckets, self.chunks, self.num_drafts = buckets, tuple(chunks), num_drafts
@@ -134,21 +143,26 @@ class ModelRunner:
         self._exported = getattr(proposer, "exported", False)
         dense = proposer is not None and proposer.dense
         history = new_history(max_num_seqs, max_len)
+        self._carries = carries
+        carry = new_carry(max_num_seqs, num_drafts) if carries else None
         self._tables = SlotTables(max_num_seqs + 1, target.config.vocab_size, shared=not backend.host_bounds)
         self._steps: dict[tuple[str, int, int], nn.Cell] = {}
         for bucket in self.plan():
             kind, _, w = bucket
             rule = make_rule(backend, w if kind == "decode" else 1, dense=dense, **rule_options)
-            step = self._step(bucket, target, backend, rule, history, proposer, max_logprobs)
+            step = self._step(bucket, target, backend, rule, history, proposer, max_logprobs, carry)
             # MindSpore's phase for inference: from the second call on, no checks of the arguments. So a Cell a bucket.
             step.phase = "increment"
             self._steps[bucket] = step
             self._matched = rule.matched
         self._inputs: dict[tuple[str, int, int], Inputs] = {}
 
-    def _step(self, bucket: tuple[str, int, int], *parts: Any) -> nn.Cell:
+    def _step(self, bucket: tuple[str, int, int], target: Any, backend: Backend, *parts: Any) -> nn.Cell:
         kind, _, w = bucket
-        return DecodeStep(*parts) if kind == "decode" else PrefillStep(*parts, scored=w == self.chunks[0])
+        if kind == "prefill":
+            return PrefillStep(target, backend, *parts, scored=w == self.chunks[0])
+        step = DecodeStep(target, backend, *parts)
+        return CarriedStep(step, backend) if self._carries else step
 
     def plan(self) -> list[tuple[str, int, int]]:
         """Every graph that :meth:`warm_up` compiles: (kind, n, w)."""
@@ -165,7 +179,8 @@ class ModelRunner:
         kind, n, w = bucket
         drawn = (w if kind == "decode" else 1) + self.num_drafts
         grids = () if self._proposer is None else self._proposer.grids(w)
-        return self.inputs_type.of(n, w, self._table_width, drawn, self._host_bounds, grids)
+        carries = self._carries and kind == "decode"
+        return self.inputs_type.of(n, w, self._table_width, drawn, self._host_bounds, grids, carries)
 
     def meet(self) -> None:
         """Waits until the model is loaded everywhere: here it is in one piece."""
@@ -231,6 +246,8 @@ class ModelRunner:
             inputs.slot[len(works) :] = 0
             inputs.tokens[len(works) :] = -1
             inputs.limit[len(works) :] = 0
+            if inputs.carried is not None:
+                inputs.carried[len(works) :] = 0
         packed, others = self._compute(bucket, inputs)
         told = others[0].asnumpy() if any(work.logprobs or work.prompt_logprobs for work in works) else None
         tokens = len(works[0].tokens) if works else 0  # live rows come first
@@ -274,14 +291,17 @@ class ModelRunner:
             inputs.asked[i] = (*counts, work.logprobs, work.prompt_logprobs)
         inputs.limit[i] = work.draft_limit
         inputs.next_token[i] = work.next_token
+        if inputs.carried is not None:
+            inputs.carried[i] = work.carried
         if self._host_bounds:
             self._fill_bounds(inputs, i, work)
         if work.temperature > 0:
             self._fill_uniforms(inputs.uniforms[i], work)
 
     def _fill_bounds(self, inputs: Inputs, i: int, work: Work) -> None:
-        width, furthest = inputs.tokens.shape[1], work.start + len(work.tokens) + self.num_drafts + 1
-        inputs.bounds[i * width : (i + 1) * width] = np.minimum(work.start + 1 + np.arange(width), self.max_len)
+        start = work.start + work.slack
+        width, furthest = inputs.tokens.shape[1], start + len(work.tokens) + self.num_drafts + 1
+        inputs.bounds[i * width : (i + 1) * width] = np.minimum(start + 1 + np.arange(width), self.max_len)
         for bounds in inputs.draft_bounds:
             width = len(bounds) // len(inputs.slot)
             bounds[i * width : (i + 1) * width] = min(furthest, self.max_len)
@@ -289,6 +309,7 @@ class ModelRunner:
     def _fill_uniforms(self, uniforms: np.ndarray, work: Work) -> None:
         width = len(uniforms) - self.num_drafts
         if self._matched:
+            width += work.slack  # no drafts are drawn
             uniforms[:width] = matched_uniforms(work.seed, work.sample, work.output_index, width)
             return
         # Keyed by the engine's K, not the bucket's: neighbours that widen the bucket change no number.
@@ -383,6 +404,7 @@ def build_runner(
         },
         max_logprobs=limits.max_logprobs,
         eager=config.eager,
+        carries=runs_ahead(config),
     )
     vocabulary = dict.fromkeys(("embed_tokens", "lm_head"), loaded.config.vocab_size)
     checkpoint = sharded(_Watched(loaded.checkpoint, progress), loaded.config, shard, vocabulary)

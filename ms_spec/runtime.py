@@ -2,6 +2,9 @@
 
 Two threads inside MindSpore graphs at once deadlock the process, compiling included. So every ``LLM`` of a process
 shares one thread, and everybody else hands it work by queue.
+
+Who wants to do something while a graph runs does it on a thread of its own: the main one has to wait (see
+:mod:`ms_spec.interrupt`).
 """
 
 from __future__ import annotations
@@ -34,17 +37,17 @@ class Call(Future):
         self.unwanted = True
 
 
-class GraphThread:
+class WorkThread:
     """Runs callables one after another on a thread of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         self._work: queue.SimpleQueue[tuple[Call, Callable, tuple, dict]] = queue.SimpleQueue()
         self._running: Call | None = None
-        self._thread = threading.Thread(target=self._loop, name="ms-spec-graphs", daemon=True)
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
     def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Calls ``function`` on the graph thread and waits for its result. From that thread itself: calls it.
+        """Calls ``function`` on the thread and waits for its result. From that thread itself: calls it.
 
         KeyboardInterrupt comes when the call has ended; see :meth:`check`.
 
@@ -64,30 +67,61 @@ class GraphThread:
             held.wait(call, call.give_up)
         return call.result()
 
+    def submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
+        """Has ``function`` called after what it was given before, without waiting for it. Only inside a call of another
+        WorkThread, which has to wait for it before it ends: whoever waits for that one waits for this one, too.
+        """
+        call = Call(_here.call.held)
+        self._work.put((call, function, args, {}))
+        return call
+
     def check(self) -> None:
         """For long calls, to ask now and then: raises KeyboardInterrupt if nobody wants their result any more."""
-        if self._running is not None and self._running.unwanted:
+        if self._interrupted():
             raise KeyboardInterrupt
+
+    def may_go_on(self) -> bool:
+        """For calls that can end at any time, to ask now and then: whether they are still wanted, and none waits."""
+        return self._work.empty() and not self._interrupted()
+
+    def _interrupted(self) -> bool:
+        return self._running is not None and self._running.unwanted
 
     def _loop(self) -> None:
         ignore_interrupts()
         while True:
             call, function, args, kwargs = self._work.get()
-            self._running = call
+            self._running = _here.call = call
             try:
                 call.held.until_it_waits()
-                with same_handler():
-                    result = function(*args, **kwargs)
+                result = self._call(function, *args, **kwargs)
             except BaseException as error:
                 call.set_exception(error)
             else:
                 call.set_result(result)
                 del result
-            self._running = None
+            self._running = _here.call = None
             del call, function, args, kwargs  # an idle thread must not keep a dropped LLM alive
 
+    def _call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        return function(*args, **kwargs)
 
+
+class GraphThread(WorkThread):
+    """The one that MindSpore's graphs run on."""
+
+    def __init__(self) -> None:
+        super().__init__("ms-spec-graphs")
+
+    def _call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        with same_handler():
+            return function(*args, **kwargs)
+
+
+_here = threading.local()
+"""``call``: the one that a WorkThread is busy with, on that thread."""
 _thread: GraphThread | None = None
+_planner: WorkThread | None = None
 _lock = threading.Lock()
 _in_use = _inherited = False
 """Whether MindSpore has been set up in this process; whether it was in the one that this was forked from."""
@@ -102,9 +136,18 @@ def graph_thread() -> GraphThread:
         return _thread
 
 
+def plan_thread() -> WorkThread:
+    """The thread of engines that plan while a graph runs, started at first use. It waits for all graphs it submits."""
+    global _planner
+    with _lock:
+        if _planner is None:
+            _planner = WorkThread("ms-spec-plans")
+        return _planner
+
+
 def _forget_thread() -> None:
-    global _thread, _lock, _inherited
-    _thread, _lock, _inherited = None, threading.Lock(), _inherited or _in_use
+    global _thread, _planner, _lock, _inherited
+    _thread, _planner, _lock, _inherited = None, None, threading.Lock(), _inherited or _in_use
 
 
 if hasattr(os, "register_at_fork"):

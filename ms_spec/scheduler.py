@@ -13,9 +13,10 @@ from ms_spec.request import DECODE, FINISHED, PREFILL, WAITING, Sequence
 
 @dataclass
 class Chunk:
-    """Part of one sequence's prompt. ``last``: the first token is sampled from it."""
+    """Part of one sequence's prompt, from token ``start`` on. ``last``: the first token is sampled from it."""
 
     seq: Sequence
+    start: int
     size: int
     last: bool
     limit: int = 0
@@ -24,11 +25,17 @@ class Chunk:
 
 @dataclass
 class Row:
-    """One decoding sequence and how many of its drafts are verified; at most ``limit`` are proposed next."""
+    """One decoding sequence and how many of its drafts are verified; at most ``limit`` are proposed next.
+
+    A row that is planned while the sequence's last step still runs starts at least ``ahead`` = 1 token behind those
+    that are known, and at most ``slack`` tokens later. Its ``num_drafts`` are the most that it can turn out to have.
+    """
 
     seq: Sequence
     num_drafts: int
-    limit: int
+    limit: int = 0
+    ahead: int = 0
+    slack: int = 0
 
 
 @dataclass
@@ -37,6 +44,11 @@ class Plan:
 
     chunks: list[Chunk] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
+
+    @property
+    def empty(self) -> bool:
+        """Whether it computes nothing."""
+        return not self.rows and not self.chunks
 
     @property
     def num_tokens(self) -> int:
@@ -79,28 +91,30 @@ class Scheduler:
 
     def schedule(self) -> Plan:
         """The next step. Empty only if nothing is left to do."""
-        plan = Plan()
         decoding = [seq for seq in self.running if seq.state == DECODE]
         for seq in decoding:
             self._reserve_last_token(seq)
-        decoding = [seq for seq in decoding if seq.state == DECODE]
-        budget = self.limits.max_num_batched_tokens - len(decoding)
-        plan.rows = [Row(seq, 0, 0) for seq in decoding]
+        rows = [Row(seq, len(seq.drafts)) for seq in decoding if seq.state == DECODE]
+        return self._shared_out(rows, [(seq, seq.computed) for seq in self.running if seq.state == PREFILL])
+
+    def _shared_out(self, rows: list[Row], reading: list[tuple[Sequence, int]]) -> Plan:
+        """A step of these rows, whose last tokens have their blocks, and of chunks of prompts read so far as said."""
+        plan = Plan(rows=rows)
+        budget = self.limits.max_num_batched_tokens - len(rows)
         # Prompts are certain work and drafts a guess, but drafts serve those who already wait for their text: each
         # side is sure of half of the budget, and gets what the other leaves.
-        wanted = sum(self._wanted(row, len(decoding)) for row in plan.rows)
+        wanted = sum(self._wanted(row, len(rows)) for row in rows)
         for_prompts = budget - min(wanted, budget // 2)
-        used = self._plan_chunks(plan, for_prompts)
+        used = self._plan_chunks(plan, reading, for_prompts)
         self._plan_drafts(plan, budget - used)
         return plan
 
     def _wanted(self, row: Row, concurrency: int) -> int:
         """Sets the row's limits from K, the gate and the room; returns how many of the drafts at hand they allow."""
-        seq = row.seq
-        most = self._most(seq, concurrency)
+        most, room = self._most(row.seq, concurrency), row.seq.room - row.ahead
         # The step emits at least one token, the step after it its drafts and one more.
-        row.limit = max(0, min(most, seq.room - 2))
-        row.num_drafts = min(most, seq.room - 1, len(seq.drafts))
+        row.limit = max(0, min(most, room - 2))
+        row.num_drafts = min(most, room - 1, row.num_drafts)
         return row.num_drafts
 
     def _most(self, seq: Sequence, concurrency: int) -> int:
@@ -118,7 +132,7 @@ class Scheduler:
             seq = row.seq
             count = min(row.num_drafts, budget // left)
             left -= 1
-            base, span = len(seq.tokens), self.limits.span
+            base, span = len(seq.tokens) + row.ahead + row.slack, self.limits.span
             if not self.blocks.extend(seq.table, span(base + count, row.limit)):
                 row.limit = 0 if self.limits.lookahead else row.limit
                 while count and not self.blocks.extend(seq.table, span(base + count)):
@@ -151,23 +165,23 @@ class Scheduler:
         self._slots.append(seq.slot)
         seq.slot = 0
 
-    def _plan_chunks(self, plan: Plan, budget: int) -> int:
+    def _plan_chunks(self, plan: Plan, reading: list[tuple[Sequence, int]], budget: int) -> int:
         used = 0
-        for seq in self.running:
-            if seq.state == PREFILL and used < budget:
-                used += self._plan_chunk(plan, seq, budget - used)
+        for seq, start in reading:
+            if used < budget:
+                used += self._plan_chunk(plan, seq, start, budget - used)
         while self.waiting and self._slots and used < budget and self._admit(self.waiting[0]):
-            used += self._plan_chunk(plan, self.running[-1], budget - used)
+            used += self._plan_chunk(plan, self.running[-1], 0, budget - used)
         return used
 
-    def _plan_chunk(self, plan: Plan, seq: Sequence, budget: int) -> int:
+    def _plan_chunk(self, plan: Plan, seq: Sequence, start: int, budget: int) -> int:
         end = seq.prefill_end
-        size = min(end - seq.computed, budget, self.limits.prefill_chunk)
-        last = end == len(seq.tokens) and seq.computed + size == end
+        size = min(end - start, budget, self.limits.prefill_chunk)
+        last = end == len(seq.tokens) and start + size == end
         limit = max(0, min(self._most(seq, len(self.running)), seq.room - 2)) if last else 0
         if limit and not self.blocks.extend(seq.table, self.limits.span(end, limit)):
             limit = 0
-        plan.chunks.append(Chunk(seq, size, last, limit))
+        plan.chunks.append(Chunk(seq, start, size, last, limit))
         return size
 
     def _admit(self, seq: Sequence) -> bool:

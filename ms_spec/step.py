@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from ms_spec.carry import leave
 from ms_spec.models.decoder import Decoder
 from ms_spec.models.ops.constants import numbers
 from ms_spec.models.ops.interface import ASKED, Backend
@@ -49,14 +50,24 @@ def new_history(max_num_seqs: int, max_len: int) -> Parameter:
 
 
 class _Step(nn.Cell):
-    """``proposer``: see :class:`ms_spec.proposers.base.Proposer`; None without one. ``max_logprobs``: N."""
+    """``proposer``: see :class:`ms_spec.proposers.base.Proposer`; None without one. ``max_logprobs``: N.
+
+    ``carry``: see :mod:`ms_spec.carry`; None: nothing is left there.
+    """
 
     def __init__(
-        self, target: Decoder, backend: Backend, rule: nn.Cell, history: Parameter, proposer: Any, max_logprobs: int
+        self,
+        target: Decoder,
+        backend: Backend,
+        rule: nn.Cell,
+        history: Parameter,
+        proposer: Any,
+        max_logprobs: int,
+        carry: Parameter | None = None,
     ) -> None:
         super().__init__()
         self.target, self.rule, self.proposer = target, rule, proposer
-        self.history = history
+        self.history, self.carry = history, carry
         self.write = backend.WriteHistory()
         self.stamp = backend.Stamp()
         self.max_logprobs = max_logprobs
@@ -119,6 +130,8 @@ class _Step(nn.Cell):
         scores = self.scores(logits, looked_at, states[-1], rows, emitted, following, asked)
         head = (num_emitted.reshape(-1, 1), num_accepted.reshape(-1, 1))
         if self.proposer is None:
+            if self.carry is not None:
+                leave(self.write, self.carry, slot, length)
             return ops.cat((*head, ops.zeros((emitted.shape[0], 3), emitted.dtype), emitted), 1), scores
         length, time = self.stamp(length)
         features, drawn = self.features(states, rows), uniforms[:, emitted.shape[1] :]
@@ -126,6 +139,8 @@ class _Step(nn.Cell):
             *(self.history, slot, length, tokens, following, last, start, rows, features),
             *(limit, more or (bounds,), sampling, drawn),
         )
+        if self.carry is not None:
+            leave(self.write, self.carry, slot, length, drafts)
         time = ops.broadcast_to(time.reshape(1, 2), (emitted.shape[0], 2))
         packed = ops.cat((*head, counts.reshape(-1, 1), time, emitted, drafts), 1)
         return (packed, scores, ops.stack(features, 1).astype(sampling.dtype)) if self.exported else (packed, scores)

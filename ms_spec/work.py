@@ -45,6 +45,11 @@ class Work:
     """Index, among the request's output tokens, of the first token that this call emits."""
     draft_limit: int = 0
     """The most drafts to propose for the next step."""
+    carried: bool = False
+    """Decode: the request's last step is still running. What it leaves decides about the row: ``start`` and
+    ``output_index`` are the least that it can begin at, ``tokens`` are as many as it can have, whichever they are."""
+    slack: int = 0
+    """By how much more than that they can turn out to be."""
     next_token: int = -1
     """Prefill: the token behind the chunk; -1 where the chunk is the end and the model says what follows."""
 

@@ -157,8 +157,10 @@ def export(architecture, folder, head_dim=128, **options):
     return export_graphs(config(architecture, head_dim), folder, num_drafts=K, make_proposer=proposer, **options)
 
 
-def check(graph: Graph, kind: str, n: int, w: int, qk_norm: bool, head_dim: int) -> None:
-    assert list(graph.inputs) == INPUTS and not TRAPPED & set(graph.inputs)
+def check(
+    graph: Graph, kind: str, n: int, w: int, qk_norm: bool, head_dim: int, more_inputs: tuple[str, ...] = ()
+) -> None:
+    assert list(graph.inputs) == [*INPUTS, *more_inputs] and not TRAPPED & set(graph.inputs)
     assert graph.inputs["tokens"] == [n, w] and graph.inputs["bounds"] == [n * w]
     smallest = kind == "prefill" and w < 512  # it can tell the log-probabilities of the prompt
     emitted = w if kind == "decode" else 1
@@ -228,6 +230,18 @@ def test_other_rules_export_too(rule, tmp_path):
     files = export("Qwen3ForCausalLM", tmp_path, buckets=Buckets((2,), (K + 1,)), chunks=(64,), rule_options=rule)
     for (kind, n, w), path in files.items():
         check(Graph(path), kind, n, w, True, 128)
+
+
+def test_steps_that_carry_on_export_too(tmp_path):
+    files = export("Qwen3ForCausalLM", tmp_path, buckets=Buckets((2,), (1, K + 1)), chunks=(64,), carries=True)
+    for (kind, n, w), path in files.items():
+        graph, decodes = Graph(path), kind == "decode"
+        check(graph, kind, n, w, True, 128, ("carried",) if decodes else ())
+        (carry,) = [value for name, value in graph.parameters.items() if name.endswith("carry")]
+        assert carry[1] == [3, 1 + K]
+        assert sum(inputs[0].endswith("carry") for inputs in graph.calls("ScatterNdUpdate")) == 1
+        if decodes:  # the tokens of the first layer come from what was left behind
+            assert "carried" in graph.before(graph.calls("ReshapeAndCache")[0][0])
 
 
 def test_a_short_prefill_chunk_runs_row_by_row(tmp_path):

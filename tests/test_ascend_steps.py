@@ -33,6 +33,10 @@ def eager():
 
 @pytest.fixture
 def model():
+    return made()
+
+
+def made(**options):
     backend = AscendOps("float16", emulator)
     target = Decoder(config("qwen3"), backend, NUM_BLOCKS, BLOCK, MAX_LEN, "float16")
     checkpoint = RandomCheckpoint("qwen3", target.weights())
@@ -53,6 +57,7 @@ def model():
         proposer=NgramProposer(backend, 2, 4, K),
         rule_options={},
         eager=True,
+        **options,
     )
     return runner, {name: value.astype(np.float64) for name, value in checkpoint.tensors.items()}
 
@@ -108,6 +113,27 @@ def test_speculative_steps_emit_the_best_tokens(model):
     for slot, prompt in prompts.items():
         assert len(outputs[slot]) >= NEW
         assert_best(weights, prompt, outputs[slot])
+
+
+def test_steps_that_the_host_hands_over_before_it_has_looked():
+    """What they begin with comes from the step before; the lengths that the host gives are the most there can be."""
+    (told, weights), (blind, _) = made(), made(carries=True)
+    prompt = [5, 6, 7, 8, 9] * 6
+    results = [runner.prefill(Work(2, prompt, 0, TABLES[2], draft_limit=K), True) for runner in (told, blind)]
+    output, least, slack = list(results[0].tokens), 1, 0
+    accepted, drafts = 0, results[0].drafts
+    for step in range(8):
+        limit = 3 if step % 2 else K
+        work = Work(2, [output[-1], *drafts], len(prompt) + len(output) - 1, TABLES[2], draft_limit=limit)
+        known = {"draft_limit": limit, "carried": True, "slack": slack}
+        carried = Work(2, [0] * (1 + K), len(prompt) + least - 1, TABLES[2], **known)
+        (wanted,), (got,) = told.decode([work]), blind.decode([carried])
+        assert (got.tokens, got.drafts, got.num_accepted) == (wanted.tokens, wanted.drafts, wanted.num_accepted)
+        least, slack = len(output) + 1, len(drafts)
+        output += wanted.tokens
+        accepted, drafts = accepted + wanted.num_accepted, wanted.drafts
+    assert accepted > 3
+    assert_best(weights, prompt, output)
 
 
 def test_drafts_are_looked_up_in_the_committed_text(model):

@@ -218,14 +218,16 @@ def test_lossless_on_a_tiny_model(layers=1):
         lossless.Setting(4, 2, 64),
         lossless.Setting(0, 2, 64, tight=True),
         lossless.Setting(4, 2, 64, tight=True),
+        lossless.Setting(4, 2, 64, tight=True, ahead=True),
     ]
     ids = [[5 + i, 6, 7, 8] * 8 for i in range(4)]
     assert lossless.check(str(tiny_model(layers=1)), ids, 40, settings, said.append) == (0, 0)
-    assert "0 differences in 3 configurations x 4 prompts" in said[-1]
+    assert "0 differences in 4 configurations x 4 prompts" in said[-1]
     assert lossless.compare([[1, 2, 3]], [[1, 2, 4]]) == ["prompt 0, token 2: [3] became [4]"]
-    nothing = lossless.Outcome([], 0, 0, 0, 1.0)
+    nothing = lossless.Outcome([], 0, 0, 0, 0, 1.0)
     assert not nothing.proves(lossless.Setting(4, 1, 64))
     assert not nothing.proves(lossless.Setting(0, 1, 64, tight=True))
+    assert not nothing.proves(lossless.Setting(0, 1, 64, ahead=True))
     assert nothing.proves(lossless.Setting(0, 1, 64))
 
 

@@ -331,7 +331,7 @@ JOBS = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     jobs=JOBS,
     drafter=st.sampled_from(DRAFTERS),
@@ -341,8 +341,10 @@ JOBS = st.lists(
     blocks=st.integers(20, 60),
     chunk=st.integers(1, 16),
     adaptive=st.booleans(),
+    overlapped=st.booleans(),
+    ahead=st.booleans(),
 )
-def test_anything_goes(jobs, drafter, tokens, seqs, extra_budget, blocks, chunk, adaptive):
+def test_anything_goes(jobs, drafter, tokens, seqs, extra_budget, blocks, chunk, adaptive, overlapped, ahead):
     limits = toy_limits(
         max_model_len=80,
         max_num_seqs=seqs,
@@ -350,8 +352,10 @@ def test_anything_goes(jobs, drafter, tokens, seqs, extra_budget, blocks, chunk,
         num_blocks=blocks + 1,
         prefill_chunk=chunk,
         num_speculative_tokens=tokens,
+        lookahead=tuple(range(tokens + 1)) if ahead else (),
     )
-    engine, _ = toy_engine(runner=ToyRunner(limits, drafter), eos=(3, 5), adaptive=adaptive, **vars(limits))
+    runner = ToyRunner(limits, drafter)
+    engine, _ = toy_engine(runner=runner, eos=(3, 5), adaptive=adaptive, overlapped=overlapped, **vars(limits))
     requests = {}
     for now in range(10_000):
         for number, (length, salt, most, seed, arrival, _, least) in enumerate(jobs):

@@ -42,7 +42,7 @@ WRONG = [
     ({"seed": 2**64}, "seed = .*2\\*\\*64 - 1"),
     ({"tensor_parallel_size": 0}, "tensor_parallel_size = 0: must be an integer >= 1; use 1"),
     ({"data_parallel_size": 2}, "data_parallel_size = 2: must be 1"),
-    ({"async_scheduling": True}, "async_scheduling = true: not available"),
+    ({"async_scheduling": 1}, "async_scheduling = 1: must be true or false; use true"),
     ({"enable_prefix_caching": True}, "enable_prefix_caching = true: not available"),
     ({"quantization": "ascend"}, 'quantization = "ascend": not available'),
     ({"max_num_batched_tokens": 4}, "max_num_batched_tokens = 4: must be >= max_num_seqs = 8"),

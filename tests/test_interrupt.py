@@ -186,7 +186,12 @@ print("not reached")
 
 
 @pytest.mark.parametrize(
-    ("code", "printed"), [pytest.param(USED_ON, "used on\n", id="used"), pytest.param(WHILE_IT_IS_MADE, "", id="made")]
+    ("code", "printed"),
+    [
+        pytest.param(USED_ON, "used on\n", id="used"),
+        pytest.param(USED_ON.replace("**arguments", "async_scheduling=True, **arguments"), "used on\n", id="ahead"),
+        pytest.param(WHILE_IT_IS_MADE, "", id="made"),
+    ],
 )
 def test_an_interrupted_llm(code: str, printed: str) -> None:
     from tiny import tiny_model

@@ -263,6 +263,7 @@ llm = LLM(
     tensor_parallel_size=4,
     distributed_executor_backend="mp",
     enforce_eager=True,
+    async_scheduling=True,
     speculative_config={{
         "method": "eagle",
         "model": {draft!r},

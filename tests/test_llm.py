@@ -32,9 +32,9 @@ class Letters:
         return "".join(m["role"][0] + m["content"] for m in messages) + ("a" if add_generation_prompt else "")
 
 
-def make(drafter="oracle", generation_config=None, eos=(), **arguments):
-    limits = toy_limits()
-    parts = Parts(ToyRunner(limits, drafter), limits, VOCAB, eos, Letters(), ToyDecoder, generation_config or {})
+def make(drafter="oracle", generation_config=None, eos=(), carries=False, **arguments):
+    limits, more = toy_limits(), {"generation_config": generation_config or {}, "carries": carries}
+    parts = Parts(ToyRunner(limits, drafter), limits, VOCAB, eos, Letters(), ToyDecoder, **more)
     return LLM.of_parts(EngineConfig.parse(**arguments), parts)
 
 

@@ -61,8 +61,8 @@ def engines(workers: int) -> dict[str, dict[str, Any]]:
         "eagle3 shared out": drafting("eagle3", eagle3, **shared),
     }
     cases = {(family, name): extra for family in ("llama", "qwen3") for name, extra in both.items()}
-    cases["llama", "ngram"] = {**lookup, "max_num_seqs": 4 // workers}
-    cases["llama", "draft_model"] = drafting("draft_model", target("llama"))
+    cases["llama", "ngram"] = {**lookup, "max_num_seqs": 4 // workers, "async_scheduling": True}
+    cases["llama", "draft_model"] = {**drafting("draft_model", target("llama")), "async_scheduling": True}
     cases["qwen3", "draft_model shared out"] = drafting("draft_model", target("qwen3"), **shared)
     cases.update({("tied", "plain"): {}, ("tied", "ngram"): lookup})
     return {f"{f} {n}": {"model": str(target(f)), **common, **extra} for (f, n), extra in cases.items()}

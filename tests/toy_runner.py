@@ -8,10 +8,12 @@ enough for an n-gram lookup to find something.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 
 from ms_spec.engine import Engine
 from ms_spec.limits import Limits
+from ms_spec.overlap import OverlappedEngine
 from ms_spec.sampling_params import SamplingParams
 from ms_spec.work import Result, Work
 
@@ -60,8 +62,11 @@ class ToyRunner:
     num_compiled: int = 0
     cache: dict[tuple[int, int], int] = field(default_factory=dict)
     history: dict[int, list[int]] = field(default_factory=dict)
+    drafts: dict[int, list[int]] = field(default_factory=dict)
     rounds: list[tuple[int, int, int]] = field(default_factory=list)
     """(slot, drafts verified, drafts accepted) of every decoded request."""
+    carried: int = 0
+    """Requests that were decoded before the results of the step before were asked for."""
     calls: int = 0
     step_tokens: int = 0
 
@@ -74,7 +79,8 @@ class ToyRunner:
         assert 1 <= work.slot <= self.limits.max_num_seqs
         assert len(set(work.block_table)) == len(work.block_table)
         assert all(1 <= block < self.num_blocks for block in work.block_table)
-        assert len(work.block_table) * size >= work.start + len(work.tokens)
+        limit = min(work.draft_limit, self.limits.num_speculative_tokens)
+        assert len(work.block_table) * size >= self.limits.span(work.start + len(work.tokens), limit)
         assert work.start + len(work.tokens) <= self.limits.max_model_len
         assert all(0 <= token < VOCAB for token in work.tokens)
         self.step_tokens += len(work.tokens)
@@ -131,7 +137,8 @@ class ToyRunner:
         assert work.output_index == 0, "only a fresh prompt samples"
         token = self._sample(work, history, 0)
         history.append(token)
-        return Result([token], self._draft(work, history))
+        self.drafts[work.slot] = self._draft(work, history)
+        return Result([token], self.drafts[work.slot])
 
     def decode(self, works: list[Work]) -> list[Result]:
         self.calls += 1
@@ -140,12 +147,25 @@ class ToyRunner:
         assert works and len({work.slot for work in works}) == len(works)
         owned = [block for work in works for block in work.block_table]
         assert len(set(owned)) == len(owned), "two requests share a block"
+        works = [self._found(work) if work.carried else work for work in works]
         for work in works:
             self._write(work)
         return [self._verify(work) for work in works]
 
+    def _found(self, work: Work) -> Work:
+        """What the request's last step has left decides."""
+        history = self.history[work.slot]
+        start = len(history) - 1
+        assert work.start <= start <= work.start + work.slack
+        tokens = [history[-1], *self.drafts[work.slot]][: len(work.tokens)][: self.limits.max_model_len - start]
+        self.carried += 1
+        tokens = [] if tokens[:1] == [-1] else tokens  # its last logits were not finite
+        return replace(work, tokens=tokens, start=start, output_index=work.output_index + start - work.start)
+
     def _verify(self, work: Work) -> Result:
         history = self.history[work.slot]
+        if not work.tokens:
+            return Result([-1], [])  # nobody looks at it
         if work.start == len(history):  # resumed: the last token was not part of the prefill
             history.append(work.tokens[0])
         assert work.start == len(history) - 1
@@ -160,7 +180,8 @@ class ToyRunner:
                 break
         history += out
         self.rounds.append((work.slot, len(drafts), len(out) - 1))
-        return Result(out, self._draft(work, history), len(out) - 1)
+        self.drafts[work.slot] = self._draft(work, history)
+        return Result(out, self.drafts[work.slot], len(out) - 1)
 
 
 class ToyDecoder:
@@ -197,12 +218,57 @@ def toy_limits(**changes) -> Limits:
     return Limits(**sizes)
 
 
-def toy_engine(drafter: str = "ngram", eos=(), text: bool = False, runner=None, adaptive: bool = True, **changes):
-    """An engine on a toy runner, and the runner."""
+class Later(Future):
+    """A call that is made when somebody wants its result, and not before."""
+
+    def __init__(self, waiting: list[Later], function, arguments) -> None:
+        super().__init__()
+        self.waiting, self.function, self.arguments = waiting, function, arguments
+
+    def result(self, timeout=None):
+        self._call()
+        return super().result(timeout)
+
+    def exception(self, timeout=None):
+        self._call()
+        return super().exception(timeout)
+
+    def _call(self) -> None:
+        while not self.done():
+            first = self.waiting.pop(0)
+            try:
+                first.set_result(first.function(*first.arguments))
+            except Exception as error:
+                first.set_exception(error)
+
+
+class LastMoment:
+    """Calls in their order, as late as possible: what the caller changes meanwhile must not matter."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Later] = []
+
+    def submit(self, function, *arguments) -> Later:
+        self.waiting.append(Later(self.waiting, function, arguments))
+        return self.waiting[-1]
+
+
+def toy_engine(
+    drafter: str = "ngram",
+    eos=(),
+    text: bool = False,
+    runner=None,
+    adaptive: bool = True,
+    overlapped: bool = False,
+    **changes,
+):
+    """An engine on a toy runner, and the runner. ``overlapped``: it plans while steps have not run."""
     limits = toy_limits(**changes)
     runner = ToyRunner(limits, drafter) if runner is None else runner
-    make = ToyDecoder if text else None
-    return Engine(runner, limits, VOCAB, eos, make, adaptive=adaptive), runner
+    parts = runner, limits, VOCAB, eos, ToyDecoder if text else None
+    if overlapped:
+        return OverlappedEngine(*parts, adaptive=adaptive, submit=LastMoment().submit), runner
+    return Engine(*parts, adaptive=adaptive), runner
 
 
 def finish(engine: Engine, limit: int = 20_000) -> None:

@@ -428,6 +428,9 @@ class AscendOps:
     def Stamp(self) -> plain_rows.Stamp:
         return plain_rows.Stamp()
 
+    def ReadCarry(self) -> plain_rows.ReadCarry:
+        return plain_rows.ReadCarry()
+
     def WriteHistory(self) -> WriteHistory:
         return WriteHistory()
 

@@ -164,6 +164,16 @@ class Backend(Protocol):
         Writes ``tokens`` to ``history[slot, start:]`` in place. What stands at or behind ``length`` means nothing.
         """
 
+    def ReadCarry(self) -> Any:
+        """(history int32 [S, L], carry int32 [S, 1 + K] by slot: how many ids of ``history`` count, and the drafts of
+        those that follow (-1: none), slot int32 [n], tokens int32 [n, w], start int32 [n], carried int32 [n], uniforms
+        float32 [n, w + K]) -> tokens, start, uniforms of the same shapes.
+
+        Where ``carried`` is 0 they are what they were. Elsewhere ``start`` becomes the place of the last id that
+        counts, ``tokens`` that id and its drafts, as many as there were tokens, and the w uniforms that are for
+        ``start`` and behind it come first. Ids at positions from L - 1 on become -1.
+        """
+
     def Probs(self) -> Any:
         """(logits [R, V], rows, sampling [n, 4], banned [n, E], banned_until [n], shaping = None) -> float32 [R, V]."""
 

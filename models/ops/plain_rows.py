@@ -108,6 +108,40 @@ class JoinParts(nn.Cell):
         return apart.reshape(apart.shape[0], -1)[:, : self.width]
 
 
+class ReadCarry(nn.Cell):
+    """Where requests stand after a step that the host has not looked at: tokens, start, uniforms."""
+
+    def construct(
+        self,
+        history: Tensor,
+        carry: Tensor,
+        slot: Tensor,
+        tokens: Tensor,
+        start: Tensor,
+        carried: Tensor,
+        uniforms: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        n, w = tokens.shape
+        size, drawn = history.shape[1], uniforms.shape[1]
+        known = ops.gather(carry, slot, 0)
+        there = carried.reshape(n, 1) > 0
+        at = ops.maximum(ops.minimum(known[:, :1] - 1, size - 1), 0).astype(ms.int32)
+        place = (slot.reshape(n, 1) * size + at).reshape(n)
+        newest = ops.gather(history.reshape(-1), place, 0).reshape(n, 1)
+        left = ops.cat((newest, known[:, 1:w]), 1) if w > 1 else newest
+        column = numbers(w).reshape(1, w)
+        live = ops.logical_and(ops.logical_and(tokens >= 0, left >= 0), at + column < size - 1)
+        live = ops.cumprod(live.astype(ms.int32), 1) > 0
+        left = ops.select(live, left, ops.full_like(left, -1))
+        begin = start.reshape(n, 1)
+        shift = ops.select(there, at - begin, ops.zeros_like(at))
+        shift = ops.maximum(ops.minimum(shift, drawn - w), 0)
+        chosen = ops.gather_elements(uniforms, 1, (column + shift).astype(ms.int32))
+        chosen = ops.cat((chosen, uniforms[:, w:]), 1) if drawn > w else chosen
+        there_at_all = ops.broadcast_to(there, (n, w))
+        return ops.select(there_at_all, left, tokens), ops.select(there, at, begin).reshape(n), chosen
+
+
 class Stamp(nn.Cell):
     """(x int32) -> (x, int32 [2] zeros): no clock can be read from inside a graph here."""
 

@@ -326,6 +326,7 @@ class ReferenceOps:
     LinearAdd = LinearAdd
     Attention = Attention
     WriteHistory = WriteHistory
+    ReadCarry = plain_rows.ReadCarry
     Probs = plain_sampling.Probs
     Match = plain_sampling.Match
     Logprobs = plain_shaping.Logprobs

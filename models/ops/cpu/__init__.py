@@ -28,6 +28,7 @@ class CpuOps:
     LinearAdd = layers.LinearAdd
     Attention = layers.Attention
     WriteHistory = layers.WriteHistory
+    ReadCarry = layers.ReadCarry
     Probs = sampling.Probs
     Argmax = sampling.Argmax
     InverseCDF = sampling.InverseCDF

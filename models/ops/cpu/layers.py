@@ -398,6 +398,31 @@ class JoinParts(nn.Cell):
         return self.op(parts, rows[4])
 
 
+class ReadCarry(nn.Cell):
+    """Where requests stand after a step that the host has not looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.op = kernel(
+            "read_carry",
+            lambda history, carry, slot, tokens, start, carried, uniforms: (tokens, start, uniforms),
+            lambda *_: (ms.int32, ms.int32, ms.float32),
+        )
+
+    def construct(
+        self,
+        history: Parameter,
+        carry: Parameter,
+        slot: Tensor,
+        tokens: Tensor,
+        start: Tensor,
+        carried: Tensor,
+        uniforms: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        tokens, start, uniforms = self.op(history, carry, slot, tokens, start, carried, uniforms)
+        return tokens, start, uniforms
+
+
 class WriteHistory(nn.Cell):
     """Appends committed ids to each request's history."""
 
