@@ -42,7 +42,8 @@ class Engine:
     eos: ids that end a request unless it ignores them.
     make_decoder: gives a new incremental decoder, ``make_decoder(skip_special_tokens)``; None: no text at all.
     seed: where requests without a seed get theirs from, together with their number; None: from the operating system.
-    call: runs a function on the thread that owns the model.
+    on_thread: runs a function on the thread that :meth:`advance` works on: the one that owns the model.
+    may_go_on: asked between the steps of :meth:`advance`; False: it is to come back.
     lone_history: draft lengths must not depend on the other requests (verification that is not lossless).
     adaptive: False always verifies all drafts.
     drafter: drafts between the steps; None: the runner does, or nobody.
@@ -60,7 +61,8 @@ class Engine:
         eos: Collection[int] = (),
         make_decoder: Callable[[bool], Decoder] | None = None,
         seed: int | None = None,
-        call: Callable[..., Any] = call_here,
+        on_thread: Callable[..., Any] = call_here,
+        may_go_on: Callable[[], bool] = lambda: True,
         lone_history: bool = False,
         adaptive: bool = True,
         drafter: HostProposer | None = None,
@@ -75,7 +77,7 @@ class Engine:
         self._eos = frozenset(eos)
         self._make_decoder = make_decoder
         self._seed = seed
-        self._call = call
+        self._on_thread, self._may_go_on = on_thread, may_go_on
         self._drafter = drafter
         self._sink = sink
         self._tokenizer = tokenizer
@@ -173,20 +175,31 @@ class Engine:
     # A step
 
     def step(self) -> list[Delta]:
-        """Computes one step and returns what it added. If the model fails, every request ends with an error."""
+        """Computes one step and returns what it added. If the model fails, every request ends with an error.
+
+        Call it on the thread that owns the model, or let :meth:`advance` do that.
+        """
         plan = self.scheduler.schedule()
         if plan.empty:
             return self._without_a_step()
         try:
-            results = self._call(self._execute, *self._works(plan))
+            results = self._execute(*self._works(plan))
         except Exception as error:
             return self._fail_all(failure(error))
         return self._take(plan, results)
 
     def advance(self, enough: Callable[[], bool]) -> None:
-        """Steps until ``enough`` says that a caller has something to look at: here that is after every step."""
-        del enough
+        """Steps until ``enough`` says that the caller has something to look at, or until somebody else's turn has come.
+
+        No step is running afterwards. All of them are one call on the model's thread: handing over costs as much as a
+        small step's host work.
+        """
+        self._on_thread(self._advance, enough)
+
+    def _advance(self, enough: Callable[[], bool]) -> None:
         self.step()
+        while self.has_unfinished() and self._may_go_on() and not enough():
+            self.step()
 
     def _without_a_step(self) -> list[Delta]:
         if self._saving:

@@ -35,7 +35,7 @@ from ms_spec.outputs import RequestOutput
 from ms_spec.overlap import OverlappedEngine
 from ms_spec.parts import Parts, sampling_defaults
 from ms_spec.request import Request
-from ms_spec.runtime import graph_thread, plan_thread
+from ms_spec.runtime import WorkThread, graph_thread, plan_thread
 from ms_spec.sampling_params import SamplingParams
 from ms_spec.world import check_world, leads
 
@@ -94,15 +94,11 @@ class LLM:
             )
         inherit = config.generation_config == "auto"
         self._defaults = sampling_defaults(parts.generation_config) if inherit else {}
-        make_engine: Callable[..., Engine] = partial(Engine, call=graph_thread().run)
+        make_engine: Callable[..., Engine] = Engine
+        graphs, asking = graph_thread(), self._asking
+        thread: WorkThread = graphs
         if parts.carries:
-            plans, asking = plan_thread(), self._asking
-            make_engine = partial(
-                OverlappedEngine,
-                submit=graph_thread().submit,
-                on_thread=plans.run,
-                may_go_on=lambda: plans.may_go_on() and not asking,
-            )
+            make_engine, thread = partial(OverlappedEngine, submit=graphs.submit), plan_thread()
         self._engine = make_engine(
             parts.runner,
             parts.limits,
@@ -110,6 +106,8 @@ class LLM:
             parts.eos_token_ids,
             parts.make_decoder,
             seed=config.seed,
+            on_thread=thread.run,
+            may_go_on=lambda: thread.may_go_on() and not asking,
             lone_history=config.additional_config.rejection_sampler_config.enable_entropy_verify,
             drafter=parts.drafter,
             sink=parts.sink,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from ms_spec.ahead import AheadScheduler
-from ms_spec.engine import Engine, Results, call_here, failure
+from ms_spec.engine import Engine, Results, failure
 from ms_spec.outputs import Delta
 from ms_spec.scheduler import Plan, Row
 from ms_spec.work import Work
@@ -25,8 +25,7 @@ class OverlappedEngine(Engine):
     """One step ahead of the results, where it can be. What it emits is what :class:`ms_spec.engine.Engine` emits.
 
     submit: has the model's thread run a function after those that it was given before; waits for nothing.
-    on_thread: runs a function on the thread that :meth:`advance` works on.
-    may_go_on: asked between the steps of :meth:`advance`; False: it is to come back.
+    on_thread: runs a function on the thread that :meth:`advance` works on, which is not the model's.
 
     Blocks and slots of a sequence that ends come free at once, although a step in flight may still write to them:
     whoever gets them runs after it.
@@ -39,12 +38,10 @@ class OverlappedEngine(Engine):
         self,
         *parts: Any,
         submit: Callable[..., Future[Any]],
-        on_thread: Callable[..., Any] = call_here,
-        may_go_on: Callable[[], bool] = lambda: True,
         **options: Any,
     ) -> None:
         super().__init__(*parts, **options)
-        self._submit, self._on_thread, self._may_go_on = submit, on_thread, may_go_on
+        self._submit = submit
         self._flying: Flight | None = None
 
     def step(self) -> list[Delta]:
@@ -64,15 +61,9 @@ class OverlappedEngine(Engine):
             return self._fail_all(failure(error))
         return self._take(flying.plan, results)
 
-    def advance(self, enough: Callable[[], bool]) -> None:
-        """Steps until ``enough``, or somebody else's turn has come. No step is running afterwards."""
-        self._on_thread(self._advance, enough)
-
     def _advance(self, enough: Callable[[], bool]) -> None:
         try:
-            self.step()
-            while self.has_unfinished() and self._may_go_on() and not enough():
-                self.step()
+            super()._advance(enough)
         finally:
             self._land()
 
