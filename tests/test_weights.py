@@ -159,6 +159,20 @@ def test_what_is_cached_is_not_packed_again():
     assert checkpoint.reads
 
 
+def test_what_is_larger_than_memory_is_mapped(monkeypatch):
+    def full(*_):
+        raise MemoryError
+
+    values = random(64, 32)
+    load_weights([spec((64, 32), "rows", "float32", "a")], Memory(a=values), cache_key="k")
+    again, checkpoint = spec((64, 32), "rows", "float32", "a"), Memory(a=values)
+    with monkeypatch.context() as patch:
+        patch.setattr("ms_spec.models.packed_file.np.empty", full)
+        load_weights([again], checkpoint, cache_key="k")
+    assert not checkpoint.reads
+    np.testing.assert_array_equal(again.parameter.asnumpy(), values)
+
+
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "garbage", "other file"])
 def test_a_damaged_cache_is_packed_again(damage, caplog, tmp_path):
     values = random(64, 32)
