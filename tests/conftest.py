@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
@@ -22,3 +23,13 @@ def backend(request: pytest.FixtureRequest) -> ModuleType:
 
     ms.set_context(mode=ms.GRAPH_MODE)
     return plain_sampling if request.param == "plain" else sampling
+
+
+@pytest.fixture
+def eager() -> Iterator[None]:
+    """Operator by operator: the emulators compute on the host."""
+    from ms_spec.runtime import use_mode
+
+    use_mode(True)
+    yield
+    use_mode(False)

@@ -25,7 +25,6 @@ from ms_spec.models.weights import load_weights
 from ms_spec.proposers.base import Site
 from ms_spec.proposers.registry import build_proposer
 from ms_spec.runner import ModelRunner
-from ms_spec.runtime import use_mode
 from ms_spec.speculative_config import SpeculativeConfig
 from ms_spec.verify.buckets import Buckets
 from ms_spec.work import Work
@@ -43,11 +42,7 @@ DRAFTS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def eager():
-    use_mode(True)  # the emulators compute on the host
-    yield
-    use_mode(False)
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 @functools.cache

@@ -22,12 +22,7 @@ GARBAGE = 2.0
 """What the caches hold before the first write: a key that is wrongly attended to shows."""
 
 
-@pytest.fixture(autouse=True)
-def eager():
-    before = ms.get_context("mode")
-    ms.set_context(mode=ms.PYNATIVE_MODE)
-    yield
-    ms.set_context(mode=before)
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 def build(family: str) -> tuple[Decoder, dict[str, np.ndarray]]:

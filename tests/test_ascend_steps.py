@@ -15,7 +15,6 @@ from ms_spec.models.ops.ascend import AscendOps
 from ms_spec.models.weights import load_weights
 from ms_spec.proposers.ngram import NgramProposer
 from ms_spec.runner import ModelRunner
-from ms_spec.runtime import use_mode
 from ms_spec.shaping import Shaping
 from ms_spec.verify.buckets import Buckets
 from ms_spec.work import Work
@@ -24,11 +23,7 @@ BLOCK, MAX_LEN, NUM_BLOCKS, K, NEW = 16, 96, 16, 4, 10
 TABLES = {1: [5, 1, 7], 2: [2, 3, 6], 3: [4, 9, 8]}
 
 
-@pytest.fixture(autouse=True)
-def eager():
-    use_mode(True)  # the emulators compute on the host
-    yield
-    use_mode(False)
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 @pytest.fixture
