@@ -15,9 +15,16 @@ from tiny import copy_of, tiny_model, tiny_tokenizer
 
 from ms_spec import cli, job
 from ms_spec.models.loading import load
+from ms_spec.models.sources import resolve
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def default_model() -> None:
+    """It is on this machine."""
+    resolve("smollm2-135m")
 
 
 @pytest.fixture(autouse=True)
