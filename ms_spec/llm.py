@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -81,6 +81,8 @@ class LLM:
         self._parts: Parts | None = parts
         self._lock = threading.RLock()
         self._asking: deque[None] = deque()
+        self._left: deque[Request] = deque()
+        self._turns = 0
         if config.distributed_executor_backend is not None:
             _log.info("distributed_executor_backend = %s has no effect here", config.distributed_executor_backend)
         drafts = 0 if config.speculative_config is None else parts.limits.num_speculative_tokens
@@ -95,7 +97,7 @@ class LLM:
         inherit = config.generation_config == "auto"
         self._defaults = sampling_defaults(parts.generation_config) if inherit else {}
         make_engine: Callable[..., Engine] = Engine
-        graphs, asking = graph_thread(), self._asking
+        graphs, asking, left = graph_thread(), self._asking, self._left
         thread: WorkThread = graphs
         if parts.carries:
             make_engine, thread = partial(OverlappedEngine, submit=graphs.submit), plan_thread()
@@ -107,7 +109,7 @@ class LLM:
             parts.make_decoder,
             seed=config.seed,
             on_thread=thread.run,
-            may_go_on=lambda: thread.may_go_on() and not asking,
+            may_go_on=lambda: thread.may_go_on() and not asking and not left,
             lone_history=config.additional_config.rejection_sampler_config.enable_entropy_verify,
             drafter=parts.drafter,
             sink=parts.sink,
@@ -268,10 +270,10 @@ class LLM:
                     if finished or not (only_finished or output.finished):
                         yield places[id(request)], output
         finally:
-            with HeldInterrupts(), self._turn():
-                for request in requests:
-                    if not request.output.finished:
-                        self._engine.abort(request.output.request_id)
+            # A garbage collection may be what ends this, on any thread and in the middle of a step: wait for nobody.
+            with HeldInterrupts():
+                self._left.extend(request for request in requests if not request.output.finished)
+                self._abort_left()
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -282,9 +284,27 @@ class LLM:
         finally:
             self._asking.pop()
         try:
-            yield
+            self._abort_left()
+            self._turns += 1
+            try:
+                yield
+            finally:
+                self._turns -= 1
         finally:
             self._lock.release()
+            self._abort_left()
+
+    def _abort_left(self) -> None:
+        """Aborts what nobody waits for any more. If the engine is somebody's, he does it when his turn ends."""
+        while self._left and self._lock.acquire(blocking=False):
+            try:
+                if self._turns:  # this thread's own
+                    return
+                with suppress(IndexError):
+                    while True:
+                        self._engine.abort(self._left.popleft().output.request_id)
+            finally:
+                self._lock.release()
 
     def _advance(self, inbox: deque[Request], only_finished: bool) -> list[tuple[Request, bool]]:
         """Requests of this caller that have grown, and whether they are finished. Computes steps if none has."""

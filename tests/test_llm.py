@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import random
 import threading
@@ -125,6 +126,21 @@ def test_leaving_a_stream_aborts():
         idle(llm._engine)
         if steps:
             assert output.outputs[0].finish_reason == "abort"
+
+
+@pytest.mark.parametrize("carries", [False, True])
+def test_a_stream_that_is_collected_in_the_middle_of_a_step(carries):
+    """On the thread that the step runs on, while the caller, who has the engine, waits for it."""
+    llm = make(carries=carries)
+    runner, frame = llm._parts.runner, {}
+    frame["frame"], frame["stream"] = frame, llm.stream([[1, 2], [3, 4]], greedy(100))
+    _, left = next(frame["stream"])
+    del frame
+    decode = runner.decode
+    runner.decode = lambda works: (gc.collect(), decode(works))[1]
+    assert ids_of(llm.generate([5, 6], greedy(30))) == [reference([5, 6], greedy(30))]
+    assert [one.finish_reason for one in left.outputs] == ["abort"]
+    idle(llm._engine)
 
 
 def test_generate_inside_a_stream():
