@@ -8,6 +8,9 @@ whatever handler was there before (as a rule KeyboardInterrupt), when nothing wo
 A main thread that blocks SIGINT and does not wait for it passes it on to threads of other libraries (OpenBLAS has
 one), and there MindSpore's handler would run. So no graph starts before the main thread waits, and none ends before
 the handler is the one from before.
+
+A second Ctrl-C may come when the main thread has just taken the first. Then that handler does run, and sends SIGTERM.
+So SIGTERM is caught as long as a block lasts, and takes its course unless there was a Ctrl-C before it.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from typing import Any, Callable
 
 _AVAILABLE = hasattr(signal, "sigwaitinfo")
 _WAKE: Any = getattr(signal, "SIGRTMAX", None)
+_END: Any = _WAKE and _WAKE - 1
+"""What a SIGTERM becomes in a block. Of several signals the one with the lowest number is taken first: Ctrl-C."""
 _sigaction: Any = ctypes.PyDLL(None).sigaction if _AVAILABLE else None
 
 
@@ -57,6 +62,28 @@ def same_handler() -> Iterator[None]:
         _sigaction(signal.SIGINT, before, None)
 
 
+class _HeldEnd:
+    """The handler of SIGTERM in the outermost block: the main thread hears of it where it waits, or when that ends."""
+
+    def __init__(self) -> None:
+        self._waits = threading.get_ident()
+        self._before = signal.signal(signal.SIGTERM, self)
+
+    def __call__(self, *_: Any) -> None:
+        signal.pthread_kill(self._waits, _END)
+
+    def take_place(self) -> None:
+        """As if nobody had held it."""
+        signal.signal(signal.SIGTERM, self._before)
+        signal.raise_signal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, self)
+
+    def close(self) -> bool:
+        """Puts the handler from before back. Whether there was one that nobody has taken."""
+        signal.signal(signal.SIGTERM, self._before)
+        return signal.sigtimedwait({_END}, 0) is not None
+
+
 class HeldInterrupts:
     """A block that Ctrl-C does not cut in two: it takes effect where the block ends. Blocks may be nested.
 
@@ -69,22 +96,32 @@ class HeldInterrupts:
         self._waits = False
         self._left = False
         self._before: Any = None
+        self._end: Any = None
+        self._outermost = False
 
     def __enter__(self) -> HeldInterrupts:
         if self._main and signal.getsignal(signal.SIGINT) is not None:  # None: not Python's, could not be put back
             self._before = signal.signal(signal.SIGINT, self._note)
         if _AVAILABLE:
-            self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, _WAKE})
+            self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, _WAKE, _END})
+        if self._before is not None:
+            self._end = signal.getsignal(signal.SIGTERM)
+            self._outermost = self._end is not None and not isinstance(self._end, _HeldEnd)
+            if self._outermost:
+                self._end = _HeldEnd()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._left = True
+        ended = self._outermost and self._end.close() and not self._asked
         if _AVAILABLE:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
+        if ended:
+            signal.raise_signal(signal.SIGTERM)
         if self._asked:
             signal.raise_signal(signal.SIGINT)
 
@@ -116,7 +153,12 @@ class HeldInterrupts:
         failure: BaseException | None = None
         while True:
             try:
-                if signal.sigwaitinfo({signal.SIGINT, _WAKE}).si_signo == _WAKE:
+                number = signal.sigwaitinfo({signal.SIGINT, _WAKE, _END}).si_signo
+                if number == _END:
+                    if not self._asked:  # else it is MindSpore's answer to another Ctrl-C
+                        self._end.take_place()
+                    continue
+                if number == _WAKE:
                     break
                 self._note()
                 if self._asked:

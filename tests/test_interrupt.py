@@ -132,6 +132,54 @@ def test_other_threads_stay_out_of_its_way() -> None:
     """)
 
 
+def test_a_second_one_does_not_end_the_process() -> None:
+    """It finds the main thread busy with the first, and MindSpore's handler: that sends SIGTERM."""
+    succeeds("""
+        def twice():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)
+            done.append(1)
+
+        for _ in range(2):
+            try:
+                with HeldInterrupts():
+                    graphs.run(twice)
+            except KeyboardInterrupt:
+                assert done.pop() == 1
+            else:
+                raise AssertionError
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    """)
+
+
+def test_sigterm_is_not_held() -> None:
+    ended = run("""
+        def graph():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        with HeldInterrupts():
+            graphs.run(graph)
+    """)
+    assert ended.returncode == -signal.SIGTERM
+    succeeds("""
+        def handler(*_):
+            done.append("handled")
+        signal.signal(signal.SIGTERM, handler)
+        def graph():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.2)
+            done.append("ended")
+        with HeldInterrupts():
+            graphs.run(graph)
+            os.kill(os.getpid(), signal.SIGTERM)
+            done.append("after it")
+        assert done == ["handled", "ended", "after it", "handled"], done
+        assert signal.getsignal(signal.SIGTERM) is handler
+    """)
+
+
 ENGINE = """
 import os, subprocess, sys
 import ms_spec
@@ -170,6 +218,31 @@ while True:
 """
 )
 
+TWICE = (
+    ENGINE
+    + """
+import threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+llm = ms_spec.LLM(**arguments)
+for number in range(30):
+    try:
+        try:
+            delay = 0.0007 * number
+            subprocess.Popen(f"sleep {delay}; kill -INT {os.getpid()}; kill -INT {os.getpid()}", shell=True)
+            while True:
+                llm.generate([[5, 6, 7], [8, 9]], params, use_tqdm=False)
+        except KeyboardInterrupt:
+            threading.Event().wait(0.05)  # the second may come only now
+    except KeyboardInterrupt:
+        pass
+print("used on")
+interrupt(0.05)
+while True:
+    for _ in llm.stream([[5, 6, 7], [8, 9]], params):
+        pass
+"""
+)
+
 WHILE_IT_IS_MADE = (
     ENGINE
     + """
@@ -190,6 +263,7 @@ print("not reached")
     [
         pytest.param(USED_ON, "used on\n", id="used"),
         pytest.param(USED_ON.replace("**arguments", "async_scheduling=True, **arguments"), "used on\n", id="ahead"),
+        pytest.param(TWICE, "used on\n", id="twice"),
         pytest.param(WHILE_IT_IS_MADE, "", id="made"),
     ],
 )
