@@ -142,6 +142,7 @@ class ModelRunner:
         self._proposer = proposer
         self._exported = getattr(proposer, "exported", False)
         dense = proposer is not None and proposer.dense
+        target.keep(() if proposer is None else [tap for tap in proposer.taps if tap != NORMED])
         history = new_history(max_num_seqs, max_len)
         self._carries = carries
         carry = new_carry(max_num_seqs, num_drafts) if carries else None
@@ -374,7 +375,6 @@ def build_runner(
             draft, drafting = draft.part(shard), shared_out(backend, shard)
         site = Site(target, draft, *sizes, limits.max_num_seqs, dtype)
         proposer = build_proposer(speculation, drafting, site)
-    target.keep(() if proposer is None else [tap for tap in proposer.taps if tap != NORMED])
     num_drafts = limits.num_speculative_tokens
     method = speculation.rejection_sample_method if speculation else None
     longest = min(limits.prefill_chunk, backend.chunks[-1])

@@ -265,14 +265,12 @@ class FusedLayer(nn.Cell):
         for name, parameter in shared.items():
             setattr(self, name, parameter)
         self.dtype, self.hidden = layer.qkv.dtype, layer.gated.shape[1]
-        self.specs_of_layer = layer.weights
-        self.place = {id(own): shared[name] for name, own in _own_parameters(layer).items()}
-        self.part = (index, count)
 
     def weights(self, at: str) -> list[WeightSpec]:
         """Those of the first layer, as parts of the shared parameters."""
-        specs = self.specs_of_layer(at)
-        return [replace(spec, parameter=self.place[id(spec.parameter)], part=self.part) for spec in specs]
+        layer, index, shared, count = self.made_of
+        place = {id(own): shared[name] for name, own in _own_parameters(layer).items()}
+        return [replace(spec, parameter=place[id(spec.parameter)], part=(index, count)) for spec in layer.weights(at)]
 
     def kernel(self, name: str, mutates: bool = True) -> Any:
         """One of the layer's kernels; its output is [R, hidden]."""
